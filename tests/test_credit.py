@@ -25,7 +25,7 @@ from grpo import Policy, group_advantages, score, to_padded
 from harness.config import TrainConfig
 from harness.prepare import make_task
 from harness.run import credit_context
-from shear import closest_spans, shear_weights
+from shear import closest_spans, weigh_group
 from tasks import toy
 from tasks.problems import Task
 
@@ -146,11 +146,6 @@ def reordered(batch: Batch, order: list[int]) -> Batch:
 def renamed(text: str, names: dict[str, str]) -> str:
     """The text with other labels."""
     return re.sub(r"\\boxed|[a-h]", lambda found: names.get(found[0], found[0]), text)
-
-
-def tokens(batch: Batch):
-    """(rollout, place) of every token."""
-    return batch.mask.nonzero().tolist()
 
 
 # ---- every method --------------------------------------------------------------------------------
@@ -343,43 +338,30 @@ def test_gmts_keeps_the_tokens_of_large_advantage_and_entropy(kept):
         assert torch.equal(ours[group], batch.scale[group] * (inside & (sizes[group] >= least)))
 
 
-def test_bipace_against_a_loop():
-    """States of three directions, four tokens; the radius takes one in the middle to the earlier
-    one. A token alone of its kind, a state alone, a rollout without a verdict.
+def test_bipace_against_written_out_numbers():
+    """The radius takes a state between two to the earlier one. A token alone of its kind, a state
+    alone, a rollout without a verdict, one of two tokens; the same tokens in another group.
     """
-    batch = drawn_batch([[1, 0, 1, math.nan], [0, 1, 0, 0]])
-    torch.manual_seed(0)
-    ids = torch.randint(3, batch.mask.shape)
-    directions = torch.tensor([[1.0, 0, 0], [0.9, 0.5, 0], [0.4, 1, 0], [0, 0, 2], [-1, 0, 0]])
-    kinds = torch.randint(4, (int(batch.mask.sum()),))
-    kinds[3] = 4
-    batch = replace(batch, rollouts=replace(batch.rollouts, ids=ids), hidden=directions[kinds])
-    ours = assign("bipace", batch, "radius=.2")
-    states = to_padded(batch.hidden, batch.mask).double()
-    kinds_of_peers = set()
-    for group in (range(4), range(4, 8)):
-        leaders = []
-        clusters = {}  # of each token
-        for i, t in tokens(batch):
-            if i not in group:
-                continue
-            clusters[i, t] = -1  # of first tokens
-            if t:
-                state = states[i, t - 1]
-                near = [torch.cosine_similarity(state, leader, dim=0) >= 0.8 for leader in leaders]
-                if not any(near):
-                    leaders.append(state)
-                    near.append(True)
-                clusters[i, t] = near.index(True)
-        for (i, t), cluster in clusters.items():
-            same = [at for at in clusters if clusters[at] == cluster]
-            peers = [batch.rewards[at[0]].item() for at in same if ids[at] == ids[i, t]]
-            expected = statistics.mean(peers) - batch.rewards[[at[0] for at in same]].mean().item()
-            if len(peers) == 1 < len(same):  # the mean of the others
-                expected *= len(same) / (len(same) - 1)
-            assert ours[i, t].item() == pytest.approx(expected, abs=1e-6)
-            kinds_of_peers.add((len(peers) > 1, len(same) > 1))
-    assert len(kinds_of_peers) == 3
+    rewards = torch.tensor([1, 0, 1, math.nan, 0, 1, 0, 0])
+    mask = torch.arange(3) < torch.tensor([3, 3, 3, 0, 3, 3, 3, 2])[:, None]
+    one, between, other, alone = [1.0, 0, 0], [0.9, 0.5, 0], [0.5, 1, 0], [0, 0, 2.0]
+    # after the first token, the second and the third
+    rows = [[one, other, one], [between, other, one], [one, alone, one], [one, alone, one]]
+    hidden = torch.tensor(rows * 2)[mask]
+    ids = torch.tensor([[0, 0, 0], [0, 1, 1], [1, 1, 0], [1, 1, 0]] * 2)
+    rollouts = replace(made.without_text(mask), ids=ids)
+    batch = made_batch(rewards, rollouts, 4, hidden=hidden, log_probs=0.0 * mask)
+    expected = [
+        [1 / 2 - 2 / 3, 1 - 1 / 2, 1 - 0],
+        [1 / 2 - 2 / 3, 1 / 2 - 2 / 3, 0 - 1],
+        [1 - 1 / 2, 1 / 2 - 2 / 3, 0],
+        [0, 0, 0],
+        [1 / 2 - 1 / 4, 0 - 1 / 3, 0 - 1],
+        [1 / 2 - 1 / 4, 1 / 3 - 1 / 4, 1 - 0],
+        [0 - 1 / 4, 1 / 3 - 1 / 4, 0],
+        [0 - 1 / 4, 1 / 3 - 1 / 4, 0],
+    ]
+    assert_near(assign("bipace", batch, "radius=.2"), torch.tensor(expected), 1e-6)
 
 
 def test_entropy_adds_at_most_half_the_advantage():
@@ -423,11 +405,12 @@ def test_delta_against_float64():
     1.
     """
     batch = drawn_batch([[1, 1, 0], [0, 1, 0]])
-    hidden = to_padded(batch.hidden, batch.mask).double()
-    places = [(i, t) for i, t in tokens(batch) if i >= 3 and t]  # n, without first tokens
-    chances = torch.stack([batch.log_probs[at] for at in places]).double().exp()
-    vectors = (1 - chances)[:, None] * torch.stack([hidden[i, t - 1] for i, t in places])  # (n, d)
-    right = torch.tensor([i == 4 for i, _ in places])
+    mask = batch.mask[3:]
+    later = mask[:, 1:]  # n tokens
+    before = to_padded(batch.hidden, batch.mask)[3:, :-1].double()
+    chances = batch.log_probs[3:, 1:].double().exp()
+    vectors = ((1 - chances)[..., None] * before)[later]  # (n, d)
+    right = batch.correct[3:, None].expand(later.shape)[later]
 
     def margins(own: torch.Tensor) -> torch.Tensor:
         distances = []
@@ -436,24 +419,23 @@ def test_delta_against_float64():
             distances.append((vectors - mean).square().sum(1))
         return torch.where(right, distances[1] - distances[0], distances[0] - distances[1])
 
-    first = margins(torch.ones(len(places)).double())
-    stds = [first[side].std(correction=0) for side in (right, ~right)]
-    std = torch.where(right, *stds)
-    expected = 1.0 * batch.mask  # a first token's 0.8 + 0.4 / 2
-    for at, share in zip(places, (margins((first / std).sigmoid()) / std).sigmoid(), strict=True):
-        expected[at] = 0.8 + 0.4 * share
-    expected = expected[3:] * batch.mask[3:].sum() / expected[3:].sum()
+    first = margins(torch.ones_like(chances[later]))
+    std = torch.where(right, first[right].std(correction=0), first[~right].std(correction=0))
+    shares = (margins((first / std).sigmoid()) / std).sigmoid()
+    expected = 1.0 * mask  # a first token's 0.8 + 0.4 / 2
+    expected[:, 1:][later] = 0.8 + 0.4 * shares.float()
+    expected *= mask.sum() / expected.sum()
     assert_close(weights_of("delta", batch)[3:], expected, atol=1e-5, rtol=1e-4)
 
 
 def slow_kgae(
-    states: list[list], rewards: list[float], window: int, width: float, decay: float
-) -> list[list[float]]:
-    """The formula of one group, one number at a time; states (T_i, d) of each rollout."""
-    nbar = statistics.mean(math.hypot(*state) for rollout in states for state in rollout)
+    states: list[torch.Tensor], rewards: list[float], window: int, width: float, decay: float
+) -> list[torch.Tensor]:
+    """The formula of one group, prefix by prefix; states (T_i, d) of each rollout."""
+    nbar = torch.cat(states).norm(dim=1).mean()
     graded = [row for row in range(len(states)) if not math.isnan(rewards[row])]
     std = statistics.stdev(rewards[row] for row in graded) + 1e-6
-    advantages = [[] for _ in states]
+    advantages = [torch.zeros(0)] * len(states)
     for i in graded:
         others = [j for j in graded if j != i]
         base = statistics.mean(rewards[j] for j in others)
@@ -461,20 +443,19 @@ def slow_kgae(
         for t in range(1, len(states[i])):
             above, below = base, 1.0
             for j in others:
-                nearest = math.inf
+                distances = []
                 for u in range(1, len(states[j]) + 1):
-                    run = range(1, min(window, t, u) + 1)
-                    apart = [math.dist(states[i][t - k], states[j][u - k]) for k in run]
-                    nearest = min(nearest, statistics.mean(apart) / nbar)
-                kernel = math.exp(-nearest / width)
+                    run = min(window, t, u)
+                    apart = states[i][t - run : t] - states[j][u - run : u]
+                    distances.append(apart.norm(dim=1).mean())
+                kernel = math.exp(-min(distances) / nbar / width)
                 above += kernel * rewards[j]
                 below += kernel
             values.append(above / below)
-        values.append(rewards[i])
-        for t in range(len(states[i])):
-            later = range(t, len(states[i]))
-            total = sum(decay ** (s - t) * (values[s + 1] - values[s]) for s in later)
-            advantages[i].append(total / std)
+        changes = torch.tensor([*values, rewards[i]]).double().diff() / std
+        powers = decay ** torch.arange(len(changes))
+        sums = [(powers[: len(changes) - t] * changes[t:]).sum() for t in range(len(changes))]
+        advantages[i] = torch.stack(sums).float()
     return advantages
 
 
@@ -485,14 +466,11 @@ def test_kgae_against_a_loop_by_its_formula(window, decay):
     """
     batch = drawn_batch([[1, 0, math.nan, 0, 1], [0, 1, 0, 0, 0]], shared=3)
     ours = assign("kgae", batch, "width=.3", f"decay={decay}", window=window)
-    hidden = to_padded(batch.hidden, batch.mask).double()
-    states = [hidden[row][batch.mask[row]].tolist() for row in range(10)]
+    states = batch.hidden.double().split(batch.lengths.flatten().tolist())
     expected = []
     for group in (slice(0, 5), slice(5, 10)):
         expected += slow_kgae(states[group], batch.rewards[group].tolist(), window, 0.3, decay)
-    for row, of_rollout in enumerate(expected):
-        found = ours[row][batch.mask[row]]
-        assert_close(found, torch.tensor(of_rollout), atol=2e-5, rtol=1e-4)
+    assert_close(ours[batch.mask], torch.cat(expected), atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("alpha, strength", [(0.01, 0.9), (0.2, 0.5)])  # the defaults first
@@ -525,13 +503,11 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
         omega = batch.mask[i].double()
         if peers:
             rows = [i, *peers]
-            inside = batch.mask[rows]
             first = torch.arange(len(rows)) == 0
-            nbar, own = (
-                hidden[of][batch.mask[of]].norm(dim=-1).mean() for of in (list(group), rows)
-            )
-            options = dict(window=4, stride=2, eps=float(0.05 * nbar / own), closest=closest)
-            omega = shear_weights(hidden[rows], inside, first, **options)[0] * own / nbar
+            nbar = hidden[group][batch.mask[group]].norm(dim=-1).mean().item()
+            options = dict(window=4, stride=2, eps=0.05 * nbar, eps_unit="raw", closest=closest)
+            weighed = weigh_group(hidden[rows], batch.mask[rows], first, **options)
+            omega = weighed.omega[0] * weighed.nbar / nbar
         assert_close(ours[i], (batch.advantages[i] * omega).float(), atol=1e-4, rtol=1e-4)
     batch.advantages[8:] = 1.0
     assert torch.equal(assign("own-side", batch)[8:], 1.0 * batch.mask[8:])

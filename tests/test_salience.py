@@ -101,25 +101,19 @@ def test_char_starts_of_characters_in_several_tokens():
 # ---- importance for the answer -------------------------------------------------------------------
 
 
-def change_of(clean, other, ids, probe: str) -> float:
-    """How far log-distributions (n, V) are from the clean ones, of which `ids` (n,) was given."""
+def change_of(model, ids, places, embeddings, others, probe: str) -> float:
+    """How far other embeddings (S, d) move what a float64 model predicts at the answer's places."""
+    given = torch.stack([embeddings, others])
+    clean, other = model(inputs_embeds=given).logits[:, places].log_softmax(-1)  # (n, V) each
     if probe == "kl":
         p, q = (values.mean(0).softmax(-1) for values in (clean, other))
         return (p * (p / q).log()).sum().item()
-    return (clean - other).gather(-1, ids[:, None]).mean().item()
+    return (clean - other).gather(-1, ids[places + 1][:, None]).mean().item()
 
 
-def slow_importance(model, ids, offset: int, answer: Answer, probe: str) -> torch.Tensor:
-    """Hide one token, run everything, compare: float64, no batches."""
-    places = torch.arange(offset + answer.start - 1, offset + answer.end - 1)
-    clean = model(ids[None]).logits[0, places].log_softmax(-1)
-    importance = []
-    for token in range(answer.reasoning):
-        masked = ids.clone()
-        masked[offset + token] = 0
-        other = model(masked[None]).logits[0, places].log_softmax(-1)
-        importance.append(max(0.0, change_of(clean, other, ids[places + 1], probe)))
-    return torch.tensor(importance)
+def places_of(answer: Answer, offset: int) -> torch.Tensor:
+    """Where the answer's tokens are predicted."""
+    return torch.arange(offset + answer.start - 1, offset + answer.end - 1)
 
 
 @PROBES
@@ -129,9 +123,14 @@ def test_importance_by_masking_is_that_of_one_token_at_a_time(asked, probe):
     answers = answer_places(context.tokenizer, rollouts)
     model = copy.deepcopy(context.policy.model).double()
     expected = torch.zeros(rollouts.mask.shape)
+    embed = model.get_input_embeddings()
     for row, answer in answers.items():
-        slow = slow_importance(model, *whole(rollouts, row), answer, probe)
-        expected[row, : answer.reasoning] = slow
+        ids, offset = whole(rollouts, row)
+        for token in range(answer.reasoning):
+            masked = ids.clone()
+            masked[offset + token] = 0
+            given = places_of(answer, offset), embed(ids), embed(masked)
+            expected[row, token] = max(0.0, change_of(model, ids, *given, probe))
     for micro_tokens in (100, 100_000):
         context = replace(context, micro_tokens=micro_tokens)
         ours = salience.importance_by_masking(rollouts, context, answers, probe)
@@ -150,18 +149,16 @@ def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked,
     model = copy.deepcopy(context.policy.model).double()
     for row, answer in answers.items():
         ids, offset = whole(rollouts, row)
-        places = torch.arange(offset + answer.start - 1, offset + answer.end - 1)
         embeddings = model.get_input_embeddings()(ids).detach()
-        moved = noise * salience._fixed_noise(answer.reasoning, embeddings.float(), 4).double()
-        clean = model(inputs_embeds=embeddings[None]).logits[0, places].log_softmax(-1)
+        moved = noise * salience._fixed_noise(answer.reasoning, embeddings.float(), 4)
         for token in (0, 3, answer.reasoning - 1):
             changes = []
             for step in (1e-2, -1e-2):  # norms and softmax stay float32 in a float64 model
                 noisy = embeddings.clone()
                 noisy[offset : offset + answer.reasoning] += moved
                 noisy[offset + token] += step * embeddings[offset + token]
-                other = model(inputs_embeds=noisy[None]).logits[0, places].log_softmax(-1)
-                changes.append(change_of(clean, other, ids[places + 1], probe))
+                given = places_of(answer, offset), embeddings, noisy
+                changes.append(change_of(model, ids, *given, probe))
             slope = abs(changes[0] - changes[1]) / 2e-2
             assert ours[row, token].item() == pytest.approx(slope, rel=2e-2, abs=1e-6)
         assert ours[row, : answer.reasoning].min() > 0

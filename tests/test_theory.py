@@ -12,16 +12,18 @@ The theorems are tested in low dimension: at n = 100, d = 3584 their rate n^(-1/
 
 import functools
 import math
+from collections import Counter
 from itertools import product
 
 import numpy as np
 import ot
 import pytest
 import torch
+from made import weights
 from scipy import stats
 from scipy.optimize import linear_sum_assignment, linprog
+from torch.nn.utils.rnn import pad_sequence
 
-from credit.shear_settings import Settings, group_weights
 from shear import closest_spans, shear_advantages, shear_weights, span_bounds
 from sinkhorn import sinkhorn
 
@@ -33,12 +35,12 @@ LEFT, RIGHT, UP, LEAN = (-1.0, 0.0), (1.0, 0.0), (0.0, 1.0), (0.125, math.sqrt(1
 SIDES = pytest.mark.parametrize("side", ["wrong", "right"])  # of the span: Theorem 2, and Prop. F.1
 
 
-def sharp(claim, *twins):
-    """The claim holds, and none of its false twins does, each of which changes some of its
-    parts.
+def sharp(claim, *twins, **changes):
+    """The claim holds, and none of its false twins does: each has other parts, or one of
+    `changes`.
     """
     assert claim()
-    for twin in twins:
+    for twin in (*twins, *({name: changes[name]} for name in changes)):
         assert not claim(**twin), f"holds with {twin}, too"
 
 
@@ -67,10 +69,10 @@ EARLY, LATE, OPPOSITE, FAIR = (
 
 def mixture(laws):
     """Eq. (6) of a span's laws."""
-    mixed = {}
+    mixed = Counter()
     for law in laws:
         for point, chance in law.items():
-            mixed[point] = mixed.get(point, 0) + chance / len(laws)
+            mixed[point] += chance / len(laws)
     return mixed
 
 
@@ -92,11 +94,10 @@ def eta_of(laws):
 
 def as_group(rollouts):
     """(hidden (G, T, d), mask (G, T), nbar) of rollouts of several lengths."""
-    mask = torch.zeros(len(rollouts), max(len(rollout) for rollout in rollouts))
-    hidden = torch.full((*mask.shape, len(rollouts[0][0])), 99.0)
-    for row, rollout in enumerate(rollouts):
-        hidden[row, : len(rollout)], mask[row, : len(rollout)] = torch.tensor(np.array(rollout)), 1
-    return hidden, mask, np.linalg.norm(np.concatenate(rollouts), axis=1).mean()
+    states = [torch.tensor(np.array(rollout)).float() for rollout in rollouts]
+    hidden = pad_sequence(states, batch_first=True, padding_value=99.0)
+    mask = pad_sequence([torch.ones(len(rollout)) for rollout in rollouts], batch_first=True)
+    return hidden, mask, torch.cat(states).norm(dim=1).mean().item()
 
 
 def distances(side, window, own, *opposing):
@@ -112,13 +113,12 @@ def distances(side, window, own, *opposing):
 
 def expected(side, own, *opposing):
     """E d_min of one span, given as laws, against rollouts, over all outcomes."""
+    ends = np.cumsum([len(own), *map(len, opposing)])
     total = 0
-    for draw in product(*[law.items() for rollout in (own, *opposing) for law in rollout]):
-        points, rollouts = [point for point, _ in draw], []
-        for rollout in (own, *opposing):
-            rollouts.append(points[: len(rollout)])
-            points = points[len(rollout) :]
-        total += math.prod(chance for _, chance in draw) * distances(side, len(own), *rollouts)[0]
+    for draw in product(*(law.items() for law in sum(opposing, own))):
+        points, chances = zip(*draw, strict=True)
+        rollouts = np.split(points, ends[:-1])
+        total += math.prod(chances) * distances(side, len(own), *rollouts)[0]
     return total
 
 
@@ -136,17 +136,15 @@ def test_lemma_1_w_eps_lies_between_w1_and_w1_plus_eps_log_n():
     rows = []
     for x, y in pairs:
         solved = sinkhorn(torch.tensor(euclidean(x, y)), eps=eps, max_iters=9000, tol=1e-8)
-        both = solved.plan * len(x) * len(y), solved.plan  # over P x Q, or over 1
-        of_plan = [torch.xlogy(solved.plan, density).sum().item() for density in both]
-        readings = solved.value.item(), solved.value_linear.item()
-        rows.append([w1(x, y), eps * math.log(min(len(x), len(y))), *readings, *of_plan])
-    exact, floors, values, costs, divergences, entropies = np.array(rows).T
-    sharp(lambda factor=1.0: (factor * exact - 1e-6 <= values).all(), dict(factor=1.2))
-    sharp(lambda factor=1.0: (values <= exact + factor * floors + 1e-6).all(), dict(factor=0.8))
-    sharp(lambda reading=values: abs(reading[3] - floors[3]) < 1e-6, dict(reading=costs))
-    sharp(
-        lambda kl=divergences: np.allclose(values, costs + eps * kl, atol=1e-6), dict(kl=entropies)
-    )
+        entropy = torch.xlogy(solved.plan, solved.plan).sum()
+        divergence = entropy + math.log(len(x) * len(y))  # over P x Q
+        floor = eps * math.log(min(len(x), len(y)))
+        rows.append([w1(x, y), floor, solved.value, solved.value_linear, divergence, entropy])
+    exact, floors, values, costs, divergences, entropies = np.array(rows, dtype=float).T
+    sharp(lambda factor=1.0: (factor * exact - 1e-6 <= values).all(), factor=1.2)
+    sharp(lambda factor=1.0: (values <= exact + factor * floors + 1e-6).all(), factor=0.8)
+    sharp(lambda reading=values: abs(reading[3] - floors[3]) < 1e-6, reading=costs)
+    sharp(lambda kl=divergences: np.allclose(values, costs + eps * kl, atol=1e-6), kl=entropies)
 
 
 def test_lemma_1_weights_of_equal_spans_are_the_floor_of_the_value_in_units_of_nbar():
@@ -154,12 +152,10 @@ def test_lemma_1_weights_of_equal_spans_are_the_floor_of_the_value_in_units_of_n
     hidden, mask = 7 * torch.eye(16).expand(2, 16, 16), torch.ones(2, 16)
 
     def claim(factor=1.0, **settings):
-        omega = group_weights(
-            hidden, mask, torch.tensor([1, 0]), Settings(window=16, stride=16, **settings)
-        ).omega
+        omega = weights(hidden, mask, torch.tensor([1, 0]), window=16, stride=16, **settings)
         return np.allclose(omega, factor * 0.05 * math.log(16), atol=1e-4)
 
-    sharp(claim, dict(factor=1.2), dict(factor=0.8), dict(reading="cost"), dict(eps_unit="raw"))
+    sharp(claim, dict(factor=1.2), factor=0.8, reading="cost", eps_unit="raw")
     plain = shear_weights(hidden, mask, torch.tensor([1, 0]), window=16, stride=16)
     assert np.allclose(plain, 0.05 * math.log(16), atol=1e-4)
 
@@ -176,11 +172,11 @@ def test_appendix_b_w_eps_keeps_an_order_of_spans_only_beyond_eps_log_n():
     def claim(gap=1.05, reading="value"):
         own = [*7 * axes[:16], *[7 * axes[16] + gap * eps * math.log(n) * axes[17]] * n]
         hidden, mask, _ = as_group([[*7 * axes[:16], *[7 * axes[16]] * n], own])
-        settings = Settings(window=n, stride=n, eps=eps, eps_unit="raw", reading=reading)
-        near, far = group_weights(hidden, mask, torch.tensor([1, 0]), settings).omega[1, [0, n]]
+        settings = dict(window=n, stride=n, eps=eps, eps_unit="raw", reading=reading)
+        near, far = weights(hidden, mask, torch.tensor([1, 0]), **settings)[1, [0, n]]
         return far > near + 1e-3
 
-    sharp(claim, dict(gap=0.8))
+    sharp(claim, gap=0.8)
     assert claim(gap=0.8, reading="cost")
 
 
@@ -195,19 +191,20 @@ def test_assumption_a3_rate_holds_at_three_dimensions_and_not_at_two_or_one():
 
     def distance(n, d):
         samples = rng.random((2, n, d))
-        samples[..., 0] = (
-            samples[..., 0] + np.arange(n) % 2
-        ) / 2  # even tokens in one half, odd ones in the other
+        # even tokens in one half, odd ones in the other
+        samples[..., 0] = (samples[..., 0] + np.arange(n) % 2) / 2
         cost = euclidean(*samples)
         return cost[linear_sum_assignment(cost)].mean()
 
-    mean = {
-        (n, d): np.mean([distance(n, d) for _ in range(6 * 512 // n)])
-        for n in (8, 512)
-        for d in (1, 2, 3)
-    }
-    false = dict(d=2, rate=1 / 2), dict(d=1, rate=1), dict(rate=1 / 2), dict(rate=1 / 4)
-    sharp(lambda d=3, rate=1 / 3: 0.9 < 64**rate * mean[512, d] / mean[8, d] < 1.1, *false)
+    mean = {}
+    for n, d in product((8, 512), (1, 2, 3)):
+        mean[n, d] = np.mean([distance(n, d) for _ in range(6 * 512 // n)])
+    false = dict(d=2, rate=1 / 2), dict(d=1, rate=1), dict(rate=1 / 4)
+    sharp(
+        lambda d=3, rate=1 / 3: 0.9 < 64**rate * mean[512, d] / mean[8, d] < 1.1,
+        *false,
+        rate=1 / 2,
+    )
 
 
 def test_equation_18_one_token_moves_the_distance_by_at_most_2m_over_n_so_its_tail_is_sub_gaussian():
@@ -217,34 +214,19 @@ def test_equation_18_one_token_moves_the_distance_by_at_most_2m_over_n_so_its_ta
     If one token moved it by M / n the exponent would be 4 times this.
     """
     n, cost = 10, torch.tensor([[0.0, 2], [2, 0]])
-    spans = torch.tensor(
-        [[k / n, 1 - k / n] for k in range(n + 1)]
-    )  # (n + 1, 2), k tokens at one of two places
+    heads = torch.arange(n + 1) / n
+    spans = torch.stack([heads, 1 - heads], 1)  # (n + 1, 2), k tokens at one of two places
+    limits = dict(eps=EPS, max_iters=3000, tol=1e-6)
     for pbar in (torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])):
-        solved = sinkhorn(
-            cost.expand(n + 1, 2, 2),
-            spans,
-            pbar.expand(n + 1, 2),
-            eps=EPS,
-            max_iters=3000,
-            tol=1e-6,
-        )
+        solved = sinkhorn(cost.expand(n + 1, 2, 2), spans, pbar.expand(n + 1, 2), **limits)
         moved = solved.value.diff().abs().max()
-        sharp(
-            lambda f=1.0, moved=moved: moved <= f * 2 * RADIUS / n + FLOOR, dict(f=0.8), dict(f=0.5)
-        )
+        sharp(lambda f=1.0, moved=moved: moved <= f * 2 * RADIUS / n + FLOOR, f=0.8)
     n = 10_000  # fair coins
-    mean, u = (
-        eta_of(FAIR * n) / 2,
-        np.arange(1, 21) / math.sqrt(n),
-    )  # mean < u: W1 is never that far below
+    mean = eta_of(FAIR * n) / 2
+    u = np.arange(1, 21) / math.sqrt(n)  # mean < u: W1 is never that far below
     heads = np.ceil(n * (1 + mean + u) / 2 - 1e-9)  # from here on W1 = 2 k / n - 1 >= mean + u
-    log_tail = math.log(2) + stats.binom.logsf(heads - 1, n, 0.5)
-    sharp(
-        lambda f=1.0: (log_tail <= math.log(2) - f * n * u**2 / (2 * RADIUS**2)).all(),
-        dict(f=1.2),
-        dict(f=4),
-    )
+    log_tail = stats.binom.logsf(heads - 1, n, 0.5)
+    sharp(lambda f=1.0: (log_tail <= -f * n * u**2 / (2 * RADIUS**2)).all(), f=1.2)
 
 
 def test_theorem_1_pairwise_separation():
@@ -263,13 +245,11 @@ def test_theorem_1_pairwise_separation():
     none, drift, half = (population_distance(*pair) for pair in pairs)
     eta, late_eta, half_eta = (max(eta_of(laws) for laws in pair) for pair in pairs)
     assert none < 1e-9
-    sharp(lambda f=1.0: before <= f * eta + FLOOR, dict(f=0.8), dict(f=0.5))
-    sharp(
-        lambda f=1.0, g=2: after - before >= f * drift - g * eta - FLOOR > 0, dict(f=1.2), dict(g=0)
-    )
+    sharp(lambda f=1.0: before <= f * eta + FLOOR, f=0.8)
+    sharp(lambda f=1.0, g=2: after - before >= f * drift - g * eta - FLOOR > 0, f=1.2, g=0)
     for w, d, noise in ((after, drift, late_eta), (across, half, half_eta)):
-        sharp(lambda f=1.0, w=w, d=d, noise=noise: w >= f * d - noise, dict(f=1.2))
-        sharp(lambda f=1.0, w=w, d=d, noise=noise: w <= f * d + noise + FLOOR, dict(f=0.8))
+        sharp(lambda f=1.0, w=w, d=d, noise=noise: w >= f * d - noise, f=1.2)
+        sharp(lambda f=1.0, w=w, d=d, noise=noise: w <= f * d + noise + FLOOR, f=0.8)
 
 
 def test_remark_c1_drifts_that_cancel_leave_no_distance():
@@ -278,7 +258,7 @@ def test_remark_c1_drifts_that_cancel_leave_no_distance():
     """
     wrong, right = [LEFT] * 5 + [RIGHT] * 5, [RIGHT] * 5 + [LEFT] * 5
     distance = distances("wrong", 10, wrong, right)[0]
-    sharp(lambda d=0.0: d - 1e-3 <= distance <= d + FLOOR + 1e-3, dict(d=2.0))
+    sharp(lambda d=0.0: d - 1e-3 <= distance <= d + FLOOR + 1e-3, d=2.0)
 
 
 @SIDES
@@ -286,7 +266,7 @@ def test_theorem_2_i_and_proposition_f1_i_before_the_latest_divergence(side):
     """E d_min <= eta for b <= tau*, the latest of all divergence points, not an earlier one."""
     gone, latest = [{UP: 1}] * 4, EARLY + [{LEAN: 1}] * 2
     with_latest, without = (expected(side, EARLY, gone, other) for other in (latest, gone))
-    sharp(lambda f=1.0, w=with_latest: w <= f * eta_of(EARLY) + FLOOR, dict(f=0.8), dict(w=without))
+    sharp(lambda f=1.0, w=with_latest: w <= f * eta_of(EARLY) + FLOOR, f=0.8, w=without)
 
 
 @SIDES
@@ -295,9 +275,9 @@ def test_theorem_e1_i_needs_an_opposing_rollout_as_long_as_the_span(side):
     turn, else noisier.
     """
     whole = [LEFT, LEFT, RIGHT, RIGHT]  # Diracs: eta = 0
-    sharp(lambda n=4: distances(side, 4, whole, whole[:n])[0] <= FLOOR + 1e-3, dict(n=3), dict(n=2))
+    sharp(lambda n=4: distances(side, 4, whole, whole[:n])[0] <= FLOOR + 1e-3, dict(n=3), n=2)
     noisy = expected(side, FAIR * 5, FAIR)
-    sharp(lambda n=1: noisy <= (eta_of(FAIR * 5) + eta_of(FAIR * n)) / 2 + FLOOR, dict(n=5))
+    sharp(lambda n=1: noisy <= (eta_of(FAIR * 5) + eta_of(FAIR * n)) / 2 + FLOOR, n=5)
 
 
 def union_slack(spans, n):
@@ -326,12 +306,12 @@ def test_theorem_2_ii_iii_and_proposition_f1_ii_iii_repaired(side):
     eta, slack = eta_of([law] * n), union_slack(4, n)
     false = dict(d=1.2 * star), dict(d=same_place)
     sharp(lambda d=star: after >= d - eta - slack, *false)
-    sharp(lambda d=star: after <= d + eta, dict(d=0.8 * star))
+    sharp(lambda d=star: after <= d + eta, d=0.8 * star)
     sharp(lambda d=star: after - before >= d - 2 * eta - slack > 0, *false)
     own = [RIGHT] * 4 + [LEFT] * 4
     sharp(
         lambda at=LEAN: distances(side, 4, own, [RIGHT] * 8, [at] * 4 + [RIGHT] * 4)[4] > 1.49,
-        dict(at=LEFT),
+        at=LEFT,
     )
 
 
@@ -339,13 +319,8 @@ def coin_minimum(spans, n):
     """E d_min of a span at LEFT over `spans` spans of n fair coins, exactly: each W1 is 2 / n times
     the heads.
     """
-    return (
-        2
-        / n
-        * np.exp(
-            spans * np.log1p(-np.minimum(stats.binom.cdf(np.arange(n), n, 0.5), 1 - 1e-15))
-        ).sum()
-    )
+    at_most = np.minimum(stats.binom.cdf(np.arange(n), n, 0.5), 1 - 1e-15)  # k heads
+    return 2 / n * np.exp(spans * np.log1p(-at_most)).sum()
 
 
 @SIDES
@@ -363,24 +338,17 @@ def test_theorem_2_ii_iii_and_proposition_f1_ii_as_printed_have_a_counterexample
         for heads in rng.random((30, spans, n, 1)) < 0.5:
             opposing = np.where(heads, RIGHT, LEFT)
             draws.append(distances(side, n, [LEFT] * n, *opposing)[0])
-        assert (
-            abs(np.mean(draws) - coin_minimum(spans, n)) <= 4 * np.std(draws) / math.sqrt(30) + 1e-3
-        )
+        error = np.std(draws) / math.sqrt(30)
+        assert abs(np.mean(draws) - coin_minimum(spans, n)) <= 4 * error + 1e-3
     n, spans = np.array([100, 100, 1600, 10_000]), np.array([100, 1e6, 1e6, 1e40])
-    etas, minima = np.array(
-        [[eta_of(FAIR * k), coin_minimum(j, k)] for j, k in zip(spans, n, strict=True)]
-    ).T
-    sharp(
-        lambda f=1.0: (minima >= 1 - etas - f * union_slack(spans, n)).all(), dict(f=0.8), dict(f=0)
-    )
+    etas = np.array([eta_of(FAIR * k) for k in n])
+    minima = np.array(list(map(coin_minimum, spans, n)))
+    sharp(lambda f=1.0: (minima >= 1 - etas - f * union_slack(spans, n)).all(), f=0.8)
     spans, n = 1000, 12
-    two = (
-        stats.binom.pmf(np.arange(2 * n + 1), 2 * n, 0.5) @ np.abs(np.arange(2 * n + 1) - n) * 2 / n
-    )
+    heads = np.arange(2 * n + 1)
+    two = stats.binom.pmf(heads, 2 * n, 0.5) @ np.abs(heads - n) * 2 / n
     gap = 1 - 2 * eta_of(FAIR * n)
-    sharp(
-        lambda f=1: coin_minimum(spans, n) > two or gap - f * union_slack(spans, n) <= 0, dict(f=0)
-    )
+    sharp(lambda f=1: coin_minimum(spans, n) > two or gap - f * union_slack(spans, n) <= 0, f=0)
 
 
 def test_proposition_d1_bounds_of_the_population_distance():
@@ -388,48 +356,39 @@ def test_proposition_d1_bounds_of_the_population_distance():
     ||h - c||| for any c, attained at equal means; (c) D = sup of E_P f - E_Q f over 1-Lipschitz f;
     (d) D <= 2 M TV, by opposite Diracs.
     """
-    rng, eps = np.random.default_rng(9), 0.01
-    points = (
-        np.array([(math.cos(3 * k), math.sin(3 * k)) for k in range(8)])
-        * np.linspace(0.2, 1, 8)[:, None]
-    )
+    rng = np.random.default_rng(9)
+    angles = 3 * np.arange(8)
+    points = (np.linspace(0.2, 1, 8) * (np.cos(angles), np.sin(angles))).T  # (8, 2)
     pairs = [(points, *rng.dirichlet(np.full(8, 0.5), 2)) for _ in range(4)]
     halves = np.array([0.5, 0.5, 0, 0]), np.array([0, 0, 0.5, 0.5])
     pairs.append((np.array([[0, 0], [0, 0.5], [0.6, 0], [0.6, 0.5]]), *halves))  # a translation
-    pairs.append(
-        (np.array([LEFT, RIGHT, (-0.2, 0), (0.2, 0)]), *halves)
-    )  # wide and narrow, of one mean
+    # wide and narrow, of one mean
+    pairs.append((np.array([LEFT, RIGHT, (-0.2, 0), (0.2, 0)]), *halves))
     pairs.append((np.array([LEFT, RIGHT]), np.array([1.0, 0]), np.array([0, 1.0])))
-    centres = np.stack(np.meshgrid(np.linspace(-2, 2, 9), np.linspace(-2, 2, 9)), -1).reshape(-1, 2)
+    centres = list(product(np.linspace(-2, 2, 9), repeat=2))
     bounds = []
     for x, p, q in pairs:
-        cost, n = torch.tensor(euclidean(x, x)), min((p > 0).sum(), (q > 0).sum())
-        solved = sinkhorn(
-            cost, torch.tensor(p), torch.tensor(q), eps=eps, max_iters=20_000, tol=1e-6
-        )
+        n = min((p > 0).sum(), (q > 0).sum())
+        given = map(torch.tensor, (euclidean(x, x), p, q))
+        solved = sinkhorn(*given, eps=EPS, max_iters=20_000, tol=1e-6)
         spread = np.abs((p - q) @ euclidean(x, centres)).max()
         mean, variation = np.linalg.norm((p - q) @ x), np.abs(p - q).sum() / 2
-        bounds.append([solved.value.item(), eps * math.log(n) + 1e-6, mean, spread, variation])
+        bounds.append([solved.value.item(), EPS * math.log(n) + 1e-6, mean, spread, variation])
     values, floors, means, spreads, variations = np.array(bounds).T
-    sharp(lambda factor=1.0: (values + 1e-6 >= factor * means).all(), dict(factor=1.2))
-    sharp(lambda factor=1.0: (values + 1e-6 >= factor * spreads).all(), dict(factor=1.2))
-    sharp(
-        lambda factor=2.0: (values - floors <= factor * RADIUS * variations).all(),
-        dict(factor=1.6),
-        dict(factor=1),
-    )
+    for bound in (means, spreads):
+        sharp(lambda factor=1.0, bound=bound: (values + 1e-6 >= factor * bound).all(), factor=1.2)
+    sharp(lambda factor=2.0: (values - floors <= factor * RADIUS * variations).all(), factor=1.6)
 
     def duality(lipschitz=1.0, power=1):
         suprema = []
         for x, p, q in pairs:
             i, j = np.where(~np.eye(len(x), dtype=bool))
             limits = lipschitz * euclidean(x, x)[i, j] ** power  # of f_i - f_j
-            suprema.append(
-                -linprog(q - p, np.eye(len(x))[i] - np.eye(len(x))[j], limits, bounds=(-9, 9)).fun
-            )
+            gaps = np.eye(len(x))[i] - np.eye(len(x))[j]
+            suprema.append(-linprog(q - p, gaps, limits, bounds=(-9, 9)).fun)
         return (suprema <= values + 1e-6).all() and (values <= suprema + floors).all()
 
-    sharp(duality, dict(lipschitz=1.2), dict(lipschitz=0.8), dict(power=2))
+    sharp(duality, dict(lipschitz=1.2), lipschitz=0.8, power=2)
 
 
 @SIDES
@@ -451,14 +410,7 @@ def test_proposition_g1_distances_of_a_whole_group_follow_the_regimes(side):
         measured = distances(side, 5, [(shift, 0.0) for shift in drift], *others)
         return np.allclose(measured[::5], share(shifts.reshape(8, 5), axis=1), atol=1e-3)
 
-    false = (
-        dict(factor=1.2),
-        dict(first=1.2),
-        dict(recovers=False),
-        dict(share=np.max),
-        dict(visited=(0.6, 0.0)),
-    )
-    sharp(claim, *false)
+    sharp(claim, factor=1.2, first=1.2, recovers=False, share=np.max, visited=(0.6, 0.0))
 
 
 def test_h1_max_pooling_keeps_the_post_divergence_distance_and_mean_pooling_dilutes_it():
@@ -471,33 +423,22 @@ def test_h1_max_pooling_keeps_the_post_divergence_distance_and_mean_pooling_dilu
     window, tau, length = 10, 30, 60
     hidden = torch.eye(2)[torch.stack([torch.zeros(length), torch.arange(length) >= tau]).long()]
 
-    def weights(**settings):
-        settings = Settings(window=window, **settings)
-        mask = torch.ones(2, length)
-        weighed = group_weights(hidden, mask, torch.tensor([1, 0]), settings)
-        return weighed.omega[1] / math.sqrt(2)
+    sides = hidden, torch.ones(2, length), torch.tensor([1, 0])
+
+    def drifted(stride=1, pool="max"):
+        return weights(*sides, window=window, stride=stride, pool=pool)[1] / math.sqrt(2)
 
     def reach(stride=1, pool="max", back=window - 1):
-        starts = (
-            torch.arange(length) // stride * stride
-        )  # of the last span that covers a token, the most drifted one
-        measured, shares = (
-            weights(stride=stride, pool=pool),
-            ((starts + window - tau) / window).clamp(0, 1),
-        )
-        return (
-            np.allclose(measured, shares, atol=1e-4)
-            and (measured > 1e-4).nonzero()[0] == tau - back
-        )
+        # of the last span that covers a token, the most drifted one
+        starts = torch.arange(length) // stride * stride
+        shares = ((starts + window - tau) / window).clamp(0, 1)
+        measured = drifted(stride, pool)
+        begins = (measured > 1e-4).nonzero()[0] == tau - back
+        return begins and np.allclose(measured, shares, atol=1e-4)
 
-    first = {pool: weights(stride=1, pool=pool)[tau].item() for pool in ("max", "mean")}
-    assert first["mean"] == pytest.approx((window + 1) / (2 * window), rel=1e-4)
-    sharp(
-        lambda pool="max", share=1.0: abs(first[pool] - share) < 1e-4,
-        dict(pool="mean"),
-        dict(share=0.8),
-    )
-    sharp(reach, dict(back=window), dict(pool="mean"), dict(stride=5))
+    assert drifted(pool="mean")[tau] == pytest.approx((window + 1) / (2 * window), rel=1e-4)
+    assert drifted()[tau] == pytest.approx(1, abs=1e-4)
+    sharp(reach, back=window, pool="mean", stride=5)
     assert reach(stride=5, back=5)
 
 
@@ -509,13 +450,11 @@ def test_h2_distances_increase_while_one_witness_serves_all_later_spans():
 
     def claim(other=(0.0, -9.0), signs=1.0, opposite=0.0):
         own = signs * drift
-        return (
-            np.diff(distances("wrong", 10, own, opposite * own, [other] * 30)[::10]) > 0.1
-        ).all()
+        measured = distances("wrong", 10, own, opposite * own, [other] * 30)[::10]
+        return (np.diff(measured) > 0.1).all()
 
-    sharp(
-        claim, dict(other=(0.0, 0.75)), dict(signs=(-1.0) ** np.arange(30)[:, None], opposite=-1.0)
-    )
+    alternate = (-1.0) ** np.arange(30)[:, None]
+    sharp(claim, dict(signs=alternate, opposite=-1.0), other=(0.0, 0.75))
 
 
 def test_h3_and_remark_1_weights_are_small_on_track_and_large_after_errors_with_either_sign():
@@ -531,18 +470,17 @@ def test_h3_and_remark_1_weights_are_small_on_track_and_large_after_errors_with_
     near = np.convolve(off, np.ones(2 * window - 1), "same") > 0
 
     def claim(side="wrong", of="1 - V", blurred=True):
-        correct, value = (
-            torch.tensor([side == "right", side != "right"]),
-            np.where(off, side == "right", 0.5),
-        )
-        advantage = 1.0 if side == "right" else -1.0
-        given = torch.tensor([advantage, -advantage]), hidden, mask, correct
-        omega = shear_advantages(*given, window=window, stride=1)[0].numpy() / advantage
-        tracked, kept = value if of == "V" else 1 - value, off | ~(near if blurred else off)
+        right = side == "right"
+        value = np.where(off, right, 0.5)
+        advantages = torch.tensor([1.0, -1.0]) if right else torch.tensor([-1.0, 1.0])
+        given = advantages, hidden, mask, advantages > 0
+        omega = shear_advantages(*given, window=window, stride=1)[0].numpy() / advantages[0].item()
+        tracked = value if of == "V" else 1 - value
+        kept = off | ~(near if blurred else off)
         high = tracked[kept] == tracked.max()
         return omega.min() >= 0 and omega[kept][high].min() > omega[kept][~high].max() + 0.5
 
-    sharp(claim, dict(side="right"), dict(of="V"), dict(blurred=False))
+    sharp(claim, side="right", of="V", blurred=False)
     assert claim(side="right", of="V")
 
 
@@ -552,42 +490,35 @@ def test_theorems_carry_over_to_the_weights_of_algorithm_1():
 
     Its false twins: other minima, one side's nbar, distances in raw units, mean pooling.
     """
-    rng, window, correct, lengths = (
-        np.random.default_rng(13),
-        8,
-        torch.tensor([1, 0, 1, 0]),
-        [24, 30, 19, 24],
-    )
+    rng = np.random.default_rng(13)
+    window = 8
+    correct = np.array([1, 0, 1, 0])
     rollouts = []
-    for length, side in zip(lengths, correct.tolist(), strict=True):
-        rollouts.append(
-            rng.normal(size=(length, 3)) * np.linspace(0.2, 3, length)[:, None] + [3 * side, 1, 0]
-        )
+    spans = []  # (rollout, start, end) each
+    for row, length in enumerate((24, 30, 19, 24)):
+        noise = rng.normal(size=(length, 3)) * np.linspace(0.2, 3, length)[:, None]
+        rollouts.append(noise + np.array([3 * correct[row], 1, 0]))
+        spans += [(row, *bounds) for bounds in span_bounds(length, window, 4)]
     hidden, mask, nbar = as_group(rollouts)
     closest = functools.partial(closest_spans, max_iters=3000)
-    weights = shear_weights(
-        hidden, mask, correct, window=window, stride=4, eps=EPS, closest=closest
-    ).numpy()[mask > 0]
+    options = dict(window=window, stride=4, eps=EPS, closest=closest)
+    omega = shear_weights(hidden, mask, torch.tensor(correct), **options).numpy()[mask > 0]
     of_token, at = mask.nonzero().T.numpy()[:, :, None]  # (N, 1) rollouts and places of tokens
-    row, start, end = np.array(
-        [(k, *ab) for k in range(4) for ab in span_bounds(lengths[k], window, 4)]
-    ).T  # (K,)
+    row, start, end = np.array(spans).T  # (K,)
     covers = (of_token == row) & (start <= at) & (at < end)  # (N, K)
-    points = [rollouts[row[k]][start[k] : end[k]] for k in range(len(row))]
+    points = [rollouts[k][begin:stop] for k, begin, stop in spans]
     exact = np.array([[w1(x, y) for y in points] for x in points])  # (K, K)
-    opposing = correct[row].numpy()[:, None] != correct[row].numpy()
-    sets = dict(same_place=opposing & (start[:, None] == start), one_rollout=opposing & (row < 2))
-    sets |= dict(own_side=~opposing & (row[:, None] != row), opposing=opposing)
+    opposing = correct[row][:, None] != correct[row]
+    same_place, one_rollout = opposing & (start[:, None] == start), opposing & (row < 2)
+    own_side = ~opposing & (row[:, None] != row)
 
-    def claim(among="opposing", norm=nbar, pool=np.nanmax):
-        minima = np.where(sets[among], exact, np.inf).min(1) / norm  # (K,)
+    def claim(among=opposing, norm=nbar, pool=np.nanmax):
+        minima = np.where(among, exact, np.inf).min(1) / norm  # (K,)
         pooled = pool(np.where(covers, minima, np.nan), axis=1)  # (N,)
-        return (
-            (pooled - 1e-3 <= weights) & (weights <= pooled + EPS * math.log(window) + 1e-3)
-        ).all()
+        most = pooled + EPS * math.log(window)
+        return ((pooled - 1e-3 <= omega) & (omega <= most + 1e-3)).all()
 
-    norms = [np.linalg.norm(np.concatenate(rollouts[side::2]), axis=1).mean() for side in (0, 1)]
-    false = [dict(norm=norm) for norm in (*norms, 1.0)] + [
-        dict(among=name) for name in sets if name != "opposing"
-    ]
-    sharp(claim, *false, dict(pool=np.nanmean))
+    false = [dict(among=among) for among in (same_place, one_rollout, own_side)]
+    for states in (*map(np.concatenate, (rollouts[::2], rollouts[1::2])), np.eye(3)):
+        false.append(dict(norm=np.linalg.norm(states, axis=1).mean()))
+    sharp(claim, *false, pool=np.nanmean)
