@@ -13,6 +13,8 @@ are made.
 import torch
 from torch import Tensor
 
+from shear import token_distances as by_differences
+
 # The matrix product's rounding, some 1e-6 of |x|^2 + |y|^2 at worst, is within 1e-4 of a distance
 # whose square is above NEAR of that sum. Taking differences costs two to three times as much per
 # pair of tokens as `cdist`, hence MANY.
@@ -41,7 +43,7 @@ def token_distances(x: Tensor, y: Tensor) -> Tensor:
     squares = product.mul_(-2).add_(u_squares).add_(v_squares)  # (N+, N-)
     near = squares < NEAR * (u_squares + v_squares)
     if near.sum() > MANY * near.numel():
-        return torch.cdist(x.float(), y.float(), compute_mode="donot_use_mm_for_euclid_dist")
+        return by_differences(x, y)
     distances = squares.clamp_min_(0.0).sqrt_()
     at_once = max(1, CHUNK_ENTRIES.get(x.device.type, 2**19) // x.shape[1])
     for pairs in near.nonzero().split(at_once):

@@ -5,7 +5,7 @@ a fresh node.
 """
 
 import copy
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,9 +38,10 @@ from shear import Spans, shear_weights
 
 def moved(rollouts: Rollouts, device: torch.device) -> Rollouts:
     """The rollouts with their tensors on a device."""
-    values = {field.name: getattr(rollouts, field.name) for field in fields(rollouts)}
-    tensors = {name: value.to(device) for name, value in values.items() if name != "texts"}
-    return replace(rollouts, **tensors)
+    values = vars(rollouts).items()
+    return replace(
+        rollouts, **{name: value.to(device) for name, value in values if name != "texts"}
+    )
 
 
 DEVICE = torch.device("cuda")

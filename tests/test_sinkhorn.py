@@ -54,11 +54,10 @@ def test_value_is_a_lower_bound_that_only_grows():
     certifies bounds.
     """
     cost = clouds(4, 10, 8)
-    values = [
-        sinkhorn(cost, eps=0.05, max_iters=k, tol=0.0).value.item() for k in (1, 2, 3, 10, 100, 500)
-    ]
-    assert all(low <= high + 1e-12 for low, high in itertools.pairwise(values))
-    assert values[0] < values[-1]
+    counts = 1, 2, 3, 10, 100, 500
+    values = [sinkhorn(cost, eps=0.05, max_iters=k, tol=0.0).value for k in counts]
+    steps = torch.stack(values).diff()
+    assert (steps >= -1e-12).all() and steps.sum() > 0
 
 
 def test_a_batch_equals_a_loop():
