@@ -7,7 +7,7 @@ import json
 import re
 import warnings
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 import torch
@@ -48,24 +48,18 @@ def test_omega_is_that_of_credit(two):
 
 
 @pytest.mark.parametrize("case, passes", [({}, (0, 1)), ({"steps_per_generation": 2}, (1, 1))])
-def test_states_cost_a_pass_only_where_trl_scores_nothing(case, passes, monkeypatch):
+def test_states_cost_a_pass_only_where_trl_scores_nothing(case, passes):
     """Passes of TRL's trainer and of ours; with several updates a generation, TRL needs the old
     log-probabilities.
     """
-    calls = []
-    forward = GRPOTrainer._get_per_token_logps_and_entropies
-
-    def counted(self, *args, **kwargs):
-        calls.append(type(self))
-        return forward(self, *args, **kwargs)
-
-    monkeypatch.setattr(GRPOTrainer, "_get_per_token_logps_and_entropies", counted)
+    name = "_get_per_token_logps_and_entropies"
+    counted = dict(autospec=True, side_effect=getattr(GRPOTrainer, name))
     for kind, expected in zip((GRPOTrainer, ShearGRPOTrainer), passes, strict=True):
-        calls.clear()
         trainer = trl_runs.make_trainer(kind, **case)
         trainer.model.train()
-        trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
-        assert len(calls) == expected
+        with patch.object(GRPOTrainer, name, **counted) as scoring:
+            trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
+        assert scoring.call_count == expected
 
 
 def test_states_are_the_adapter_s():
@@ -131,6 +125,7 @@ def test_the_file_of_the_docs_runs(taught, tmp_path, monkeypatch):
     """
     text = (DOCS / "scaling.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(from datasets.*?)```", text, re.S)
+    assert sum(map(bool, program.split("\n"))) <= 12
     program = program.replace("Qwen/Qwen2.5-0.5B", taught).replace("shear_credit", "integrations")
     program = program.replace(
         "64, report_to", "4, max_steps=1, use_cpu=True, bf16=False, save_strategy='no', report_to"
@@ -230,22 +225,16 @@ def test_steps_are_measured_beside_trl_s(method, taught, monkeypatch, capsys):
     config = trainer.args
     recipe = config.learning_rate, config.temperature, config.epsilon, config.epsilon_high
     assert (*recipe, config.max_grad_norm) == (3e-5, 0.7, 0.1, 0.4, 0.5)
-    printed = capsys.readouterr().out
-    assert printed.endswith("\n".join(loops.phase_table(turns.ours[1:], turns.theirs[1:])) + "\n")
-    assert (
-        "3.00 (2.00-4.00)"
-        in loops.phase_table([{"generate": 1.0}] * 2, [{"generate": 2.0}, {"generate": 4.0}])[2]
-    )
-    rows = {line.split("|")[1].strip(): line for line in printed.splitlines() if line[:1] == "|"}
-    ratio = re.compile(r"\d\.\d\d \(.+-.+\)")
-    for name in ("generate", "update", "a step", "tokens"):
-        assert ratio.search(rows[name])
-    assert bool(ratio.search(rows["weights"])) == (method == "shear")
+    table = "\n".join(loops.phase_table(turns.ours[1:], turns.theirs[1:])) + "\n"
+    assert capsys.readouterr().out.endswith(table)
+    with_ratio = re.findall(r"\| (\S[^|]*?) *\|.*\d\.\d\d \(.+-.+\)", table)
+    assert {"generate", "update", "a step", "tokens"} <= set(with_ratio)
+    assert ("weights" in with_ratio) == (method == "shear")
+    three = loops.phase_table([{"generate": 1.0}] * 2, [{"generate": 2.0}, {"generate": 4.0}])
+    assert "3.00 (2.00-4.00)" in three[2]
     if method == "shear":
-        assert (
-            trainer._weights_of_group.keywords.items()
-            >= dict(window=12, stride=6, eps=0.06).items()
-        )
+        sizes = dict(window=12, stride=6, eps=0.06)
+        assert trainer._weights_of_group.keywords.items() >= sizes.items()
 
 
 def test_other_methods_are_not_timed(taught, assert_refused):
