@@ -11,6 +11,7 @@ from pathlib import Path
 
 import isolation
 import pytest
+from made import cases
 
 from grading import sandbox
 from grading.sandbox import Output, SandboxError, run_program
@@ -74,25 +75,14 @@ def test_a_program_gets_its_input_and_gives_its_output(level, monkeypatch):
     ]
 
 
-@pytest.mark.parametrize(
-    "program, reason",
-    [
-        ("while True: pass", "timeout"), ("import time; time.sleep(60)", "timeout"),
-        ("import signal, time\nfor s in (2, 15): signal.signal(s, signal.SIG_IGN)\ntime.sleep(60)", "timeout"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", "timeout"),
-        ("import os\nfor _ in range(3): os.fork()\nwhile True: pass", "timeout"),
-        ("import resource as r; r.setrlimit(r.RLIMIT_CPU, (1, 2))\nwhile True: pass", "timeout"),
-        ("x = bytearray(3 * 10**9)", "memory"), ("for _ in range(40): print('a' * 10**6)", "output"),
-        ("raise ValueError", "crashed"), ("import os; os.abort()", "crashed"),
-        ("import ctypes; ctypes.string_at(0)", "crashed"), ("def f(:", "parse_error"), ("x = '\0'", "parse_error"),
-        ("(" * 10_000 + ")" * 10_000, "parse_error"), ("import sys; print(1); sys.exit(3)", "ok"),
-        ("import os; print(1, flush=True); os._exit(3)", "ok"),
-    ],
-)  # fmt: skip
-def test_how_a_program_ends(program, reason, level):
+NESTED = dict(program="(" * 10_000 + ")" * 10_000, reason="parse_error", timeout_s=30)
+
+
+@pytest.mark.parametrize("case", [*cases("ends.jsonl"), NESTED])
+def test_how_a_program_ends(case, level):
     """Limits and failures by name; the exit status that a program chooses decides nothing."""
-    limit = 1.5 if "RLIMIT" in program else 0.7 if reason == "timeout" else 30
-    assert run(program, level, timeout_s=limit)[0].reason == reason
+    outputs = run(case["program"], level, timeout_s=case["timeout_s"])
+    assert outputs[0].reason == case["reason"]
 
 
 def test_files_and_processes_are_limited(level):

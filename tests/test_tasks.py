@@ -11,7 +11,7 @@ import huggingface_hub
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
-from made import configured, failing, table, words_of
+from made import cases, configured, failing, table, words_of
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
@@ -241,30 +241,12 @@ def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path, m
     assert load_problems("math", str(path)) == (rows, [note])
 
 
-CHAT_ROW = {
-    "prompt": [{"role": "user", "content": text} for text in ("first", "q")],
-    "ability": "math",
-    "reward_model": {"ground_truth": "6"},
-}
-
-
-@pytest.mark.parametrize(
-    "row, answer",
-    [
-        ({"question": "q", "answer": "1", "gt_answer": "2"}, "2"),
-        ({"question": "q", "ground_truth_answer": "3", "input": "<|im_start|>..."}, "3"),
-        ({"problem": "q", "solution": r"\boxed{3}, so \boxed{\frac12}.", "level": "Level 4"}, r"\frac12"),
-        ({"problem": "q", "answer": 12}, "12"),
-        ({"question": "q", "prompt": [{"content": "<|im_start|>"}], "gt_answer": "4"}, "4"),
-        ({"extra_info": {"question": "q", "answer": "5"}}, "5"),
-        (CHAT_ROW, "6"),
-    ],
-)  # fmt: skip
-def test_rows_of_the_known_layouts_become_problems(row, answer, tmp_path):
+@pytest.mark.parametrize("case", cases("layouts.jsonl"))
+def test_rows_of_the_known_layouts_become_problems(case, tmp_path):
     """Column names of MATH, SimpleRL-Zoo and Eurus."""
     path = tmp_path / "x.json"
-    path.write_text(json.dumps([row]))
-    assert load_problems("math", str(path))[0] == [{"problem": "q", "answer": answer}]
+    path.write_text(json.dumps([case["row"]]))
+    assert load_problems("math", str(path))[0] == [{"problem": "q", "answer": case["answer"]}]
 
 
 def test_levels_and_abilities_of_others_are_left_out(tmp_path):
@@ -370,25 +352,15 @@ def eurus(truth, ability="code") -> dict:
     return {"prompt": messages, "ability": ability, "reward_model": reward_model}
 
 
-CALLS = {"fn_name": "f", "inputs": [[1, "a"], [2, "b"]], "outputs": [[1], 2]}
-EURUS = [
-    ({"inputs": ["1 2\n"], "outputs": ["3\n"]}, {"inputs": ["1 2\n"], "outputs": ["3\n"]}),
-    ({"inputs": [["1", "2"]], "outputs": [["3"]]}, {"inputs": ["1\n2"], "outputs": ["3"]}),
-    ({"fn_name": "f", "inputs": ['1\n"a"', '2\n"b"\n'], "outputs": ["[1]", "2"]}, CALLS),
-    ({"fn_name": "f", "inputs": CALLS["inputs"], "outputs": [[[1]], [2]]}, CALLS),
-    (CALLS, CALLS),
-]
-
-
-@pytest.mark.parametrize("truth, tests", EURUS)
-def test_published_tests_become_ours(truth, tests, tmp_path):
+@pytest.mark.parametrize("case", cases("published_tests.jsonl"))
+def test_published_tests_become_ours(case, tmp_path):
     """Scripts by text or by lines; calls by JSON lines, or by lists whose values stand in lists of
     one, or do not.
     """
-    Dataset.from_list([eurus("1", "math"), eurus(truth)]).to_parquet(tmp_path / "x.parquet")
-    assert load_problems("code", str(tmp_path / "x.parquet"))[0] == [
-        {"problem": "Do it.", "tests": tests}
-    ]
+    rows = [eurus("1", "math"), eurus(case["published"])]
+    Dataset.from_list(rows).to_parquet(tmp_path / "x.parquet")
+    problems, _ = load_problems("code", str(tmp_path / "x.parquet"))
+    assert problems == [{"problem": "Do it.", "tests": case["tests"]}]
 
 
 @pytest.fixture
@@ -432,10 +404,11 @@ def test_code_comes_from_the_hub(fake_hub):
     bad = [eurus(truth) for truth in ({"inputs": [], "outputs": []}, no_call, None, [1])]
     deep = eurus(0) | {"reward_model": {"ground_truth": "[" * 100_000}}
     bad += [deep, eurus(0) | {"reward_model": None}]
-    fake_hub.rows = [eurus("7", "math"), *bad, eurus(CALLS)]
+    calls = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [1, 2]}
+    fake_hub.rows = [eurus("7", "math"), *bad, eurus(calls)]
     problems, (counts, few, dropped) = load_problems("code", None)
     assert fake_hub.calls == [("PRIME-RL/Eurus-2-RL-Data", ["train.parquet"], "dataset")]
-    assert problems == [{"problem": "Do it.", "tests": CALLS}]
+    assert problems == [{"problem": "Do it.", "tests": calls}]
     assert '7 of 8 rows of ability "code"' in counts
     assert few.startswith("WARNING: 7 problems") and "25,276 expected" in few
     assert dropped.startswith("WARNING: 6 rows cannot be used (the first: row 2 ")
