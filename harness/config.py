@@ -345,8 +345,6 @@ def resume(config: TrainConfig, folder: str) -> TrainConfig:
 
     path, step = checkpoint.find(Path(folder))
     run = path.resolve().parent.parent
-    if Path.cwd() in run.parents:
-        run = run.relative_to(Path.cwd())  # as a person would type it
     saved = read_config(checkpoint.report_of(path)["settings"], f"{path}/complete.json")
     saved = replace(saved, out=str(run.parent), name=run.name)
     given = {name: value for name, value in flat(config).items() if name in config.given}

@@ -105,8 +105,7 @@ def say_how_to_go_on(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterato
             command = resume_command(config, folder, checkpoints[-1])
             print(f"a checkpoint holds {steps}; resume with: {command}", file=sys.stderr)
         elif (folder / "start").exists():
-            start = ["--task", config.task, "--model", str(folder / "start")]
-            words = shlex.join([*start, "--name", free_name(config)])  # that of `folder` is taken
+            words = shlex.join(["--task", config.task, "--model", str(folder / "start")])
             print(f"the taught model is kept; to start from it, add: {words}", file=sys.stderr)
         elif (
             isinstance(error, KeyboardInterrupt | BrokenPipeError)
@@ -342,9 +341,6 @@ def resample_equal(
 
 def save_checkpoint(run: Run, step: int) -> None:
     """A checkpoint of `step` steps done."""
-    settings = flat(run.config)
-    for name in ("out", "name", "resume"):  # the folder that is resumed tells these
-        del settings[name]
     checkpoint.save(
         run.folder,
         step,
@@ -354,7 +350,7 @@ def save_checkpoint(run: Run, step: int) -> None:
         run.tokenizer,
         run.ranks,
         run.config.checkpoints.keep,
-        settings,
+        flat(run.config),
     )
 
 
