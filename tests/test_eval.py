@@ -6,7 +6,7 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-from made import cases, interrupt, run_well, saved, text_of, words_of
+from made import ROOT, cases, interrupt, run_well, saved, text_of, words_of
 
 import eval as command
 import train
@@ -110,23 +110,12 @@ def test_other_settings_do_not_mix_with_what_is_there(tmp_path, assert_refused):
 
 def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
     """Right, wrong, cut off, and a program; problem means 1/2, 0 and 1, so 1/2 ± 0.289. The same
-    again is no other. Another model is right where this one is right half of the time.
+    again is no other. Another model is right where this one is right half of the time;
+    k is a seed's.
     """
-    path, out = tmp_path / "r.jsonl", tmp_path / "out"
-    right = {"problem": 0, "response": r"\boxed{7}", "answer": "7"}
-    program = {"response": "```python\nprint(1)\n```", "tests": {"inputs": [""], "outputs": ["1"]}}
-    other = right | {"model": "\x1b"}
-    lines = [
-        right,
-        right | {"response": r"\boxed{8}"},
-        right | {"problem": 1, "truncated": True},
-        {"problem": 1, "response": "7", "answer": 7},
-        program | {"problem": 2},
-        *(other, other, other | {"seed": 1}),  # k is a seed's
-    ]
-    files.append_rows(path, lines)
+    out = tmp_path / "out"
     for _ in range(2):
-        run_well(command, "--replay", path, "--out", out)
+        run_well(command, "--replay", ROOT / "tests" / "cases" / "responses.jsonl", "--out", out)
     results = results_of(out)
     found = results["results"]["replay"]["replay"]
     assert results["differences"]["\x1b"]["replay"]["mean"] == 0.5
