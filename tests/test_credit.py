@@ -603,9 +603,13 @@ def test_the_embedded_task_rephrases_by_renaming():
 def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
     """Three wrong rollouts leave the right one at other places: spans of 6 by 3 tokens; onset, and
     3 on each side. A group without a right rollout keeps all.
+
+    The tokens of a span lie apart, so that its distance to itself has a floor in the reading "value".
     """
-    hidden = torch.tensor([1.0, 0]).repeat(8, 24, 1)
-    hidden[1, 12:] = hidden[2, 3:] = hidden[3, 18:] = torch.tensor([0.0, 1.0])
+    hidden = torch.eye(26)[2:].repeat(8, 1, 1)  # (8, 24, 26), a direction of its own for each place
+    hidden[:, :, 0] = 1
+    for row, departure in ((1, 12), (2, 3), (3, 18)):
+        hidden[row, departure:, :2] = torch.tensor([0.0, 1.0])
     mask = torch.arange(24) < torch.tensor([24, 24, 14, 24] + [24] * 4)[:, None]
     rewards = torch.tensor([1.0] + [0] * 7)
     batch = made_batch(rewards, made.without_text(mask), 4, hidden=hidden[mask])
