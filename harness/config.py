@@ -45,15 +45,14 @@ from tasks.settings import (
     one_of,
     several,
     spec,
-    word,
 )
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Config = TypeVar("Config", bound="DataclassInstance")
-Text = Annotated[str, spec("TEXT", word)]
-Texts = Annotated[tuple[str, ...], several(spec("TEXT", word))]
+Text = Annotated[str, spec("TEXT", str)]
+Texts = Annotated[tuple[str, ...], several(spec("TEXT", str))]
 Seed = Annotated[int, number(int, 0, 2**32 - 1)]
 OptionalSeed = Annotated[int | None, number(int, 0, 2**32 - 1)]
 Seeds = Annotated[tuple[int, ...], several(number(int, 0, 2**32 - 1))]
@@ -63,7 +62,7 @@ GroupSizes = Annotated[tuple[int, ...], several(number(int, 2, 4096))]
 Ranks = Annotated[int, number(int, 0, 4096)]
 OptionalSetSize = Annotated[int | None, number(int, 1, 10**5)]
 OptionalToyLines = Annotated[int | None, number(int, 1, 8)]
-PathFlag = Annotated[Path, spec("PATH", lambda text: Path(word(text)))]
+PathFlag = Annotated[Path, spec("PATH", Path)]
 TRACKERS = "wandb", "trackio", "tensorboard"
 # What a resumed run may change: its length, what it saves and measures on the way, how fast it
 # learns, and the machine. A change of the last two makes a run that differs in its bits.

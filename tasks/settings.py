@@ -56,13 +56,6 @@ def number(kind: type, low: float, high: float = LARGE) -> PrimitiveConstructorS
     return spec(kind.__name__.upper(), lambda text: read_number(kind, low, high, text))
 
 
-def word(text: str) -> str:
-    """The text, else ValueError if it is empty, which mostly comes from an unset shell variable."""
-    if not text:
-        raise ValueError("is empty; give a value, or leave the flag out")
-    return text
-
-
 def one_of(choices: Collection[str]) -> Callable[[str], str]:
     """A function that returns its text if it is one of the choices, else raises ValueError."""
 
@@ -75,9 +68,14 @@ def one_of(choices: Collection[str]) -> Callable[[str], str]:
 
 
 def spec(metavar: str, read: Callable[[str], object]) -> PrimitiveConstructorSpec:
-    """The type of a flag with one value, which `read` converts from its text."""
+    """The type of a flag with one value, which `read` converts from its text.
+
+    An empty text is refused: it mostly comes from an unset shell variable.
+    """
 
     def instance_from_str(words: list[str]) -> object:
+        if not any(words):
+            raise ValueError("'' is empty; give a value, or leave the flag out")
         try:
             return read(words[0])
         except ValueError as error:
@@ -96,8 +94,7 @@ def several(one: PrimitiveConstructorSpec) -> PrimitiveConstructorSpec:
     """The type of a flag with at least one value, each of the type `one`."""
 
     def read(words: list[str]) -> tuple:
-        if not words:
-            raise ValueError("is empty; give a value, or leave the flag out")
+        one.instance_from_str(words)  # raises where there is none
         return tuple(one.instance_from_str([text]) for text in words)
 
     return PrimitiveConstructorSpec(
@@ -113,7 +110,7 @@ Count = Annotated[int, number(int, 1, 10**6)]
 Natural = Annotated[int, number(int, 0, 10**6)]
 Positive = Annotated[float, number(float, 1e-30)]
 NotNegative = Annotated[float, number(float, 0)]
-OptionalText = Annotated[str | None, spec("TEXT", word)]
+OptionalText = Annotated[str | None, spec("TEXT", str)]
 SetSize = Annotated[int, number(int, 1, 10**5)]
 ToyLines = Annotated[int, number(int, 1, 8)]
 Seconds = Annotated[float | None, number(float, 1e-3, 86_400)]  # a day at most
