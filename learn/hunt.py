@@ -51,16 +51,11 @@ MISTAKES = [
         ).last_hidden_state  # (b, S, d)
         before = states[:, :-1][is_response[:, 1:]]  # (n, d)
 """,
-        """        outputs: list[Tensor] = []
-        hook = layers_of(self.model)[-1].register_forward_hook(
-            lambda layer, inputs, output: outputs.append(output)
+        """        outputs = self.model.base_model(
+            input_ids=ids, use_cache=False, output_hidden_states=True, **model_kwargs
         )
-        last = self.model.base_model(
-            input_ids=ids, use_cache=False, **model_kwargs
-        ).last_hidden_state  # (b, S, d)
-        hook.remove()
-        states = outputs[0]  # (b, S, d), of the last transformer layer
-        before = last[:, :-1][is_response[:, 1:]]  # (n, d)
+        states = outputs.hidden_states[-2]  # (b, S, d), of the layer before the last
+        before = outputs.last_hidden_state[:, :-1][is_response[:, 1:]]  # (n, d)
 """,
         "test_grpo.py::test_scores_are_the_model_s_own_at_the_sampled_tokens",
     ),

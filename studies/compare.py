@@ -260,22 +260,16 @@ def draw(runs: Sequence[str]) -> None:
         rewards = [row["reward"] for row in rows if "step" in row]
         curves[run] = np.array([rewards], dtype=float)  # (1, steps), null as NaN
         line = {"run": run, "steps": str(len(rewards)), "reward": f"{np.nanmean(curves[run]):.3f}"}
+        evaluations = [row.get("before") or row["after"] for row in rows if "step" not in row]
         for name in ("greedy", "sampled"):
-            line[f"{name}, before / after"] = " / ".join(held_out(rows, name))
+            pairs = [evaluation[name][:2] for evaluation in evaluations]
+            numbers = np.array(pairs, dtype=float)  # (evaluations, 2), null as NaN
+            percents = [tables.percent(mean, error) for mean, error in numbers]
+            line[f"{name}, before / after"] = " / ".join(percents)
         table.append(line)
     figures.reward_curves(curves, path)
     legend = "reward: mean of all training steps; greedy, sampled: held-out accuracy, %"
-    lines = tables.with_legend(table, [legend, f"wrote {path}"])
-    print("\n".join(lines).rstrip())
-
-
-def held_out(rows: list[dict], name: str) -> Iterator[str]:
-    """A run's held-out accuracies, of the evaluations that it has done."""
-    for row in rows:
-        for when in ("before", "after"):
-            if when in row:
-                mean, error = np.array(row[when][name][:2], dtype=float)  # null as NaN
-                yield tables.percent(mean, error)
+    print("\n".join([*tables.markdown(table), "", legend, f"wrote {path}"]))
 
 
 def trials_in(path: Path) -> list[dict]:
