@@ -303,8 +303,11 @@ def refuse_other_code(cell: Cell, path: Path, missing: list[Trial]) -> None:
 
 def settings_of_trial(arm: str, others: list[str]) -> TrainConfig:
     """train.py's settings of an arm; raises BadInput."""
+    flags = flags_of(arm)
     words = list(others)
-    for name, value in flags_of(arm).items():
+    for option in flags.pop("method_option", ()):  # a flag for each
+        words += spell("method_option", option)
+    for name, value in flags.items():
         words += spell(name, value)
     return resolve(parse_train(words))
 
