@@ -201,8 +201,8 @@ def empty_task(
     template = choose_template(settings.template, model_name, tokenizer)
     if len(tokenizer) < BYTES:
         raise BadInput(
-            f"--task {kind}: the model's tokenizer cannot write all letters, it has "
-            f"{len(tokenizer)} tokens; give another --model"
+            f"--model: the model's tokenizer cannot write all letters, it has {len(tokenizer)} "
+            "tokens; give another"
         )
     grade = grader(kind, grading.grade_timeout, grading.sandbox)
     return text_task(kind, template, tokenizer, grade), f"template {template}"
