@@ -1,18 +1,18 @@
 """Evaluate models on the paper's ten benchmarks, or on the embedded task.
 
-    python eval.py --model Qwen/Qwen2.5-Math-7B --bench math         # the five sets of math
-    python eval.py --model BASE runs/NAME --bench code               # two models, side by side
+    python eval.py --model Qwen/Qwen2.5-Math-7B --bench math           # the five sets of math
+    python eval.py --model BASE runs/NAME --bench code                 # two models, side by side
     python eval.py --model runs/NAME/start runs/NAME --bench embedded  # before and after training
-    python eval.py --model PATH --bench math500 --data math500=FILE  # a local copy of a set
-    python eval.py --model runs/NAME --select best --bench math      # all kept checkpoints
-    python eval.py --runs runs/A runs/B runs/C                       # what --eval-every measured
-    python eval.py --from evals/NAME                                 # the saved table again
-    python eval.py --replay FILE                                     # responses made elsewhere
+    python eval.py --model PATH --bench math500 --data math500=FILE    # a local copy of a set
+    python eval.py --model runs/NAME --select best --bench math        # all kept checkpoints
+    python eval.py --runs runs/A runs/B runs/C                         # what --eval-every measured
+    python eval.py --from evals/NAME                                   # the saved table again
+    python eval.py --replay FILE                                       # responses made elsewhere
 
-`harness/evaluation.py` has the protocol, which is the paper's, and what the numbers and their
-errors mean. `--out` gets settings.json (what must not change), generations.jsonl (every response
-and verdict, written as they are made) and results.json (the table). The same command continues
-where it was interrupted.
+`harness/evaluation.py` describes the protocol, which is the paper's, the numbers and their
+errors. The folder `--out` gets settings.json (what must not change), generations.jsonl (every
+response and verdict, written as they are made) and results.json (the table). The same command
+continues where it was interrupted.
 
 Left out: serving engines (their responses can be replayed), tensor parallelism.
 """
@@ -44,7 +44,7 @@ from tasks.benchmarks import Loaded
 from tasks.problems import choose_template
 from tasks.rows import BadInput, printable
 
-KINDS = "protocol", "data", "models"  # of settings.json
+KINDS = "protocol", "data", "models"  # the parts of settings.json that must not change
 
 
 @run_command(memory="lower --generate-batch or --max-tokens")
@@ -67,7 +67,10 @@ def main(argv: list[str] | None = None) -> int | None:
 
 
 def find_models(config: EvalConfig) -> list[str]:
-    """Where the models are; a run stands for its last model, or for its checkpoints."""
+    """Paths of the models; a run stands for its last model, with `--select` for its checkpoints.
+
+    Raises BadInput.
+    """
     paths = []
     for name in config.model:
         run = files.config_of(Path(name))
@@ -111,11 +114,11 @@ def heldout_set(embedded: Embedded, models: list[str]) -> Loaded:
 
 
 def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
-    """Every model on every benchmark, into `--out`; then the table."""
+    """Evaluate every model on every benchmark, into `--out`; then print the tables."""
     models = find_models(config)
     task = files.run_of(models[0]).get("task")
     names = list(config.bench) or ["embedded" if task == "embedded" else "math"]
-    tokenizers = {path: load_tokenizer("--model", path) for path in models}  # are they there?
+    tokenizers = {path: load_tokenizer("--model", path) for path in models}  # or an error
     protocol = config.protocol
     make_embedded = partial(heldout_set, config.embedded, models)
     sets = benchmarks.load_sets(names, list(config.data), protocol.sandbox, make_embedded)
@@ -124,7 +127,7 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
         name = loaded.benchmark.name
         if most > samples_of(loaded, protocol) * len(config.seeds):
             raise BadInput(f"--pass-at {most}: {name} has fewer samples; raise --samples")
-        for path in models:  # before another one is evaluated: can they be asked?
+        for path in models:  # an error here comes before any model is evaluated
             task = evaluation.as_task(loaded, protocol, tokenizers[path], path)
             task.prompt(loaded.problems[0])
         if ranks.main:
@@ -156,9 +159,9 @@ def evaluate_model(
     folder: Path,
     ranks: Ranks,
 ) -> None:
-    """One model on every benchmark: what the folder's generations lack of it.
+    """Evaluate one model on every benchmark, without the blocks that the folder already has.
 
-    `settings` get what it is.
+    Adds the model, with its template and the checksum of its weights, to `settings`.
     """
     generations = folder / "generations.jsonl"
     model = load_model(path, ranks.device, tokenizer)
@@ -186,7 +189,7 @@ def evaluate_model(
 
 
 def replay(file: str, config: EvalConfig) -> Path:
-    """Grade the responses of a file as if they had been generated here; returns the folder.
+    """Grade the responses of a file as if they had been generated here; return the folder.
 
     Raises BadInput.
     """
@@ -202,9 +205,9 @@ def replay(file: str, config: EvalConfig) -> Path:
 
 
 def add_settings(folder: Path, settings: dict) -> None:
-    """settings.json with these `settings`, and what it has of other models and benchmarks.
+    """Write `settings` to settings.json, beside other models and benchmarks that it has.
 
-    Raises BadInput where one differs from what the generations there were made with.
+    Raises BadInput where one differs from those of the generations in the folder.
     """
     path = folder / "settings.json"
     saved = files.read_settings(path) if path.exists() else settings
@@ -224,8 +227,9 @@ def add_settings(folder: Path, settings: dict) -> None:
 
 
 def show(folder: Path, config: EvalConfig) -> None:
-    """Print the tables of the generations in a folder, and write its results.json; raises
-    BadInput.
+    """Print the tables of the generations in a folder, and write its results.json.
+
+    Raises BadInput.
     """
     settings = files.read_settings(folder / "settings.json")
     data = settings["data"]
@@ -275,7 +279,7 @@ def show(folder: Path, config: EvalConfig) -> None:
 
 
 def show_runs(folders: Sequence[str], paper: str | None) -> None:
-    """Print the benchmark averages of `train.py --eval-every`, step by step, and the choice.
+    """Print the benchmark averages of `train.py --eval-every`, step by step, and the best step.
 
     Raises BadInput.
     """

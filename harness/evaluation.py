@@ -1,8 +1,8 @@
 """Evaluating a model on a benchmark: graded generations, and statistics of their scores.
 
-    evaluate_benchmark(sampler, loaded, Protocol(), ranks, path)  a row per generation, with verdict
-    summarise(rows)                  one model on one benchmark: mean, error and shares
-    paired_difference(rows, others)  two models' mean difference on problems that both answered
+    evaluate_benchmark(sampler, ...)  a row per generation, with its verdict
+    summarise(rows)                   one model on one benchmark: mean, error and shares
+    paired_difference(rows, others)   two models' mean difference on problems that both answered
 
 **Protocol** (Sec. 5.2, App. J): temperature 0.1, no top-p, 3,000 tokens, templates and instruction
 as in training. A truncated response scores 0, as in training. If prompt and limit exceed the
@@ -96,8 +96,10 @@ def evaluate_benchmark(
     seeds: Sequence[int] = (0,),
     done: Collection[tuple] = (),
 ) -> list[dict]:
-    """The rows of all blocks but those that are `done` (`finished_blocks`), on every rank; rank 0
-    appends them to the file `path` at once.
+    """Sample and grade the blocks of one benchmark that are left; return their rows on every rank.
+
+    Blocks in `done`, as `finished_blocks` returns them, are left out. Rank 0 appends the rows to
+    the file `path` as they are made.
     """
     task = as_task(loaded, protocol, sampler.tokenizer, sampler.name)
     benchmark = loaded.benchmark.name
@@ -136,10 +138,10 @@ def samples_of(loaded: Loaded, protocol: Protocol) -> int:
 
 
 def finished_blocks(path: Path, sets: list[Loaded], protocol: Protocol) -> set[tuple]:
-    """Remove unfinished blocks from a file of generations; returns model, benchmark, seed and
-    number of those that are left.
+    """Remove unfinished blocks from a file of generations; return the keys of those that are left.
 
-    Blocks of benchmarks that are not in `sets` count as finished. Raises BadInput.
+    A key is (model, benchmark, seed, number of the block). Blocks of benchmarks that are not in
+    `sets` count as finished. Raises BadInput.
     """
     if not path.exists():
         return set()
@@ -176,10 +178,10 @@ def describe_set(loaded: Loaded, protocol: Protocol) -> dict:
 def as_task(
     loaded: Loaded, protocol: Protocol, tokenizer: PreTrainedTokenizerBase, name: str
 ) -> Task:
-    """The benchmark as a training task: prompts in the template of the model at `name`, and the
-    same graders.
+    """The benchmark as a training task, with the same graders.
 
-    Raises BadInput if the embedded set is asked of a model that is not the embedded task's.
+    Prompts are in the template of the model at `name`. Raises BadInput if the embedded set is asked
+    of a model that is not the embedded task's.
     """
     kind = loaded.benchmark.kind
     grade = grader(kind, protocol.grade_timeout or loaded.benchmark.timeout_s, protocol.sandbox)
@@ -194,17 +196,17 @@ def as_task(
 
 
 def context_of(model: PreTrainedModel) -> float:
-    """The model's maximum of tokens, prompt and response together."""
+    """The most tokens that the model can read: prompt and response together."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
 def grade_block(
     sampler: Sampler, task: Task, loaded: Loaded, problems: list[dict], protocol: Protocol
 ) -> list[dict]:
-    """Graded responses to each problem of a block, in order; problems with equal limits are sampled
-    together.
+    """Graded responses to each problem of a block, in order.
 
-    A problem with a "fault", such as unusable tests, gets no scores, even for truncated responses.
+    Problems with equal limits are sampled together. A problem with a "fault", such as unusable
+    tests, gets no scores, even for truncated responses.
     """
     samples = samples_of(loaded, protocol)
     prompts = [task.prompt(problem) for problem in problems]
@@ -250,11 +252,10 @@ def grade_block(
 
 
 def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dict], dict]:
-    """The rows of a `--replay` file with their verdicts, and a description of each of its
-    benchmarks; raises BadInput.
+    """The rows of a `--replay` file with their verdicts, and a description of each benchmark.
 
     A line has "problem", "response", and "answer" (math) or "tests" (code); "model", "benchmark",
-    "seed" and "truncated" are optional.
+    "seed" and "truncated" are optional. Raises BadInput.
     """
     source, revision, table = from_files([path], f"--replay {path}")
     needed = 'a row has "problem", "response", and "answer" or "tests": docs/evaluation.md'
@@ -309,8 +310,9 @@ def pass_at_k(right: pd.Series, samples: pd.Series, k: int) -> pd.Series:
 
 
 def summarise(rows: list[dict], passes: Sequence[int] = ()) -> dict:
-    """Statistics of one model on one benchmark, for tables. `passes` are the k of pass@k, each over
-    the problems with at least k samples.
+    """Statistics of one model on one benchmark, for tables.
+
+    `passes` are the k of pass@k, each over the problems with at least k samples.
     """
     scores = scores_by_problem(rows)
     graded = pd.DataFrame(rows).dropna(subset="score").astype({"score": float})
@@ -345,11 +347,10 @@ def paired_difference(rows: list[dict], others: list[dict]) -> dict:
 
 
 def average(results: dict[str, dict]) -> dict[str, float]:
-    """The mean over benchmarks, weighted equally as in the paper, and its error if the sets were
-    independent.
+    """The mean over benchmarks, weighted equally as in the paper, and its standard error.
 
-    HumanEval and HumanEval+ ask the same problems, as do MBPP and MBPP+: on code the error is too
-    small.
+    The error holds for independent sets. HumanEval and HumanEval+ ask the same problems, as do MBPP
+    and MBPP+: on code the error is too small.
     """
     mean = float(np.mean([result["mean"] for result in results.values()]))
     variance = sum(result["error"] ** 2 for result in results.values())

@@ -1,26 +1,24 @@
 """Where credit went: one HTML page of groups of rollouts, every token shaded by its weight.
 
-    write_page(folder)         the page of a run, or of `studies.diagnose`
+    write_page(folder)       the page of a run, or of `studies.diagnose`
+    python -m studies.page   the command that calls it
 
-`python -m studies.page` is its command.
+The text above the rollouts explains spans, distances and weights. The page opens on a wrong rollout
+whose error lies about the middle, beside the right rollout that is closest there. Blue tokens are
+reinforced and orange ones suppressed, by the sign of A x weight. Strength is |weight| relative to
+the group's largest, or above its smallest. The true first error, where a task knows it, is
+underlined. Pointing at a token, by mouse, finger or keyboard, highlights the farthest span that
+covers it, which gives it its weight (Alg. 1 line 14), and the opposing span closest to that one
+(line 5), in its rollout. Methods that keep no hidden states show the weight alone. Buttons show the
+weights of `grpo` and, where first errors are known, `oracle` over the same rollouts. The rollouts
+to one held-out problem before and after training (before.jsonl, after.jsonl) stand side by side.
 
-It teaches as it shows: what spans, distances and weights are stands above the rollouts, and it
-opens on a wrong rollout whose error lies about the middle, beside the right rollout that is closest
-there. Blue tokens are reinforced and orange ones suppressed, by the sign of A x weight. Strength is
-|weight| relative to the group's largest, or above its smallest. The true first error, where a task
-knows it, is underlined. A token that is pointed at, by mouse, finger or keyboard, lights up the
-farthest span that covers it, which gives it its weight (Alg. 1 line 14), and the opposing span
-closest to that one (line 5), where it stands; where a method keeps no hidden states, its weight
-alone. Buttons show the weights of `grpo` and, where first errors are known, `oracle` over the same
-rollouts. before.jsonl and after.jsonl, rollouts to one held-out problem before and after training,
-stand side by side.
+The page is `page.html` with its placeholders filled: one file that loads nothing. Responses of
+models are treated as hostile. The page holds them as JSON without <, > and &; its script makes text
+nodes and attributes of them, never markup; a Content-Security-Policy admits only the file's own
+script and style, by their hashes. Only the group that is shown is built.
 
-The page is `page.html` with its placeholders filled: one file that loads nothing. What models wrote
-is hostile. It stands in the page as JSON without <, > and &, the script makes text nodes and
-attributes of it and never markup, and a Content-Security-Policy admits only the file's own script
-and style, by their hashes. Only the group that is looked at is built.
-
-Left out: `response`, as tokens are what weights belong to (a character split over several tokens
+Left out: `response`, because weights belong to tokens (a character split over several tokens
 therefore shows as replacement marks), and `tests`, which can be large. Averages over a whole run
 are in `harness/report.py` and `credit/measures.py`.
 """
@@ -40,8 +38,9 @@ SHOWN = [*Rollout.__annotations__, "when", "reason", "answer"]
 
 
 def write_page(folder: Path) -> str:
-    """Write credit.html, the page of a run's samples; returns its path and size in words. Raises
-    BadInput.
+    """Write credit.html, the page of a run's samples; return its path and size in words.
+
+    Raises BadInput.
     """
     groups = read_groups(folder)
     path = folder / "credit.html"
@@ -52,11 +51,10 @@ def write_page(folder: Path) -> str:
 
 
 def read_groups(folder: Path) -> list[list[dict]]:
-    """A run's samples.jsonl as groups, neighbouring rows of one step and problem; first those
-    before and after it.
+    """The groups of a run's samples.jsonl: neighbouring rows of one step and problem.
 
-    A last line that is cut off is left out, as the run may still write it. Raises BadInput for a
-    file of something else.
+    The rollouts before and after training, if there are any, come first, as one group. A last line
+    that is cut off is left out, as the run may still write it. Raises BadInput for other files.
     """
     samples = read_lines(folder / "samples.jsonl")
     if not samples:
@@ -73,8 +71,9 @@ def read_groups(folder: Path) -> list[list[dict]]:
 
 
 def before_and_after(before: Path, after: Path) -> list[dict]:
-    """The rollouts of both as one group; each says when it was sampled, and spans count the
-    rollouts of both.
+    """The rollouts of both files as one group.
+
+    Each says when it was sampled; the indices in spans count the rollouts of both.
     """
     group = read_lines(before)
     size = len(group)
@@ -87,7 +86,7 @@ def before_and_after(before: Path, after: Path) -> list[dict]:
 
 
 def as_html(groups: list[list[dict]], title: str, task: str = "") -> str:
-    """The page, as text of ASCII characters, of groups of rows as `report.sample_rows` makes them.
+    """The page as ASCII text; groups hold rows as `report.sample_rows` makes them.
 
     A row may have "spans", each a `shear_settings.Closest`. Weights may be negative; those that are
     None or not finite show as unknown. `task` is a sentence.
@@ -97,14 +96,15 @@ def as_html(groups: list[list[dict]], title: str, task: str = "") -> str:
     for tag in ("script", "style"):
         text = frame.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
         fillings[f"{tag}_hash"] = hash_of(text)
-    # One pass, so that a placeholder's name in what models wrote stays text.
+    # One pass, so that a placeholder's name in a model's response stays text.
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: fillings[match[1]], frame)
     return page.encode("ascii", "xmlcharrefreplace").decode()
 
 
 def groups_as_json(groups: list[list[dict]]) -> str:
-    """What the page shows of the rows, as ASCII text that holds no markup; nan and inf, which JSON
-    lacks, are null.
+    """The parts of the rows that the page shows, as ASCII text that holds no markup.
+
+    Nan and inf, which JSON lacks, are null.
     """
     shown = []
     for group in groups:
@@ -116,5 +116,5 @@ def groups_as_json(groups: list[list[dict]]) -> str:
 
 
 def hash_of(text: str) -> str:
-    """What admits an inline script or style to a Content-Security-Policy."""
+    """The hash by which a Content-Security-Policy admits an inline script or style."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,9 +1,9 @@
 """Tables 1 and 2 of arXiv 2604.23318, and which of their models a name means.
 
-Percent: mean and standard deviation of three seeds on math, the mean alone on code (its deviation
-is NaN). Each number is that of a run's best checkpoint on these very sets. The averages, under
-"math" and "code", are the paper's own; on Qwen2.5-Math-7B SHEAR's 51.2 and PRM(Reshape adv.)'s 49.6
-are of numbers whose means are 50.9 and 49.5.
+Numbers are in percent: mean and standard deviation of three seeds on math, the mean alone on code
+(its deviation is NaN). Each number is that of a run's best checkpoint on these very sets. The
+averages, under "math" and "code", are the paper's own. On Qwen2.5-Math-7B two of them differ from
+the means of their rows: SHEAR's 51.2 (mean 50.9) and PRM(Reshape adv.)'s 49.6 (mean 49.5).
 """
 
 import csv
@@ -31,7 +31,7 @@ PAPER = read_tables()
 
 
 def backbone_of(name: str) -> str | None:
-    """Which of the paper's models this is, by its name: Qwen/Qwen2.5-14B is Qwen2.5-14B-Base."""
+    """The paper's model that a name means: Qwen/Qwen2.5-14B is Qwen2.5-14B-Base."""
     for backbone in PAPER:
         if plain(backbone).removesuffix("base") in plain(name):
             return backbone
@@ -39,5 +39,5 @@ def backbone_of(name: str) -> str | None:
 
 
 def plain(name: str) -> str:
-    """Letters and digits alone."""
+    """A name's letters and digits alone, in lower case."""
     return re.sub("[-_.]", "", name.lower())

@@ -44,7 +44,7 @@ from tasks.rows import BadInput, cause, printable
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker
 
-# Of figures: blue and orange, as on the page.
+# Colours of figures: blue and orange, as on the page.
 RIGHT = "#0072B2"
 WRONG = "#D55E00"
 INK = "#222222"
@@ -52,7 +52,7 @@ FAINT = "#999999"
 WIDTH = 88  # columns of what is printed; only a path may force more
 HEADER_EVERY = 20  # rows of steps
 ALIKE = 0.75  # the floor's share of the mean weight above which nearly all weights are alike
-# A step's row, and what stands above the first one.
+# A step's row, and the lines above the first one.
 LEGEND = (
     "solved: problems with a right rollout; no-signal: groups of equal rewards, which teach "
     "nothing; trunc: responses cut off; weight: token weights, mean ± standard deviation; ess: "
@@ -63,7 +63,7 @@ ROW = (
     "{reward:7.3f}{solved:8.2f}{equal_groups:11.2f}{length:8.0f}{truncated:7.2f}{entropy:9.3f}"
     "{weight_mean:6.2f}±{weight_std:.2f}{ess:6.2f}{grad_norm:7.3f}{s_per_step:8.1f}"
 )
-# Below it where they are not 0: what they are called in metrics.jsonl, and here.
+# Counts that are shown below a row where they are not 0, with their names in metrics.jsonl.
 RARE = {
     "infra_errors": "infra",
     "skipped": "skipped",
@@ -117,8 +117,9 @@ def has_floor(credit: Credit) -> bool:
 
 
 def floor_note(metrics: dict, config: TrainConfig) -> str:
-    """nbar and the floor of the first step's weights, and what to lower where nearly all are
-    alike.
+    """Nbar and the floor of the first step's weights, in words.
+
+    Where nearly all weights are alike, it also says what to lower.
     """
     floor = metrics["eps_over_nbar"] * math.log(config.shear.window)
     note = f"nbar {metrics['nbar']:.3g}: equal spans are up to {floor:.2f} of it apart (the floor)"
@@ -140,7 +141,7 @@ def wrap(text: str) -> str:
 
 
 def step_metrics(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
-    """Metrics of a step's rollouts and credit; with the first errors where the task knows them."""
+    """Metrics of a step's rollouts and credit; by first errors, too, where the task knows them."""
     mask = batch.rollouts.mask
     rewards = batch.rewards.cpu().numpy()
     groups = rewards.reshape(-1, batch.group_size)
@@ -154,8 +155,7 @@ def step_metrics(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -
         "reward": float(np.nanmean(rewards)),
         "solved": float((np.nan_to_num(groups).max(1) > 0.5).mean()),
         "equal_groups": equal.float().mean().item(),
-        # rollouts without a verdict, which left their groups
-        "infra_errors": int(np.isnan(rewards).sum()),
+        "infra_errors": int(np.isnan(rewards).sum()),  # without a verdict; they left their groups
         "length": mask.sum(1).float().mean().item(),
         "truncated": batch.rollouts.truncated.float().mean().item(),
         "entropy": batch.entropies[mask].mean().item(),
@@ -171,7 +171,7 @@ def batch_weights(batch: Batch) -> Tensor:
 
 
 def step_lines(m: dict, steps: int, shown: int) -> list[str]:
-    """A step's row after `shown` others, with what stands above and below it."""
+    """A step's row after `shown` others, with the lines above and below it."""
     place = f"{m['step']}/{steps}"
     width = max(len("step"), 2 * len(str(steps)) + 1)
     lines = [place.rjust(width) + ROW.format(**m, s_per_step=sum(m["seconds"].values()))]
@@ -189,8 +189,9 @@ def step_lines(m: dict, steps: int, shown: int) -> list[str]:
 
 
 def closest_in(batch: Batch, shear: Shear) -> list[list[ClosestSpan]]:
-    """For the first group with right and wrong rollouts: each span and its closest opposing span.
-    [] without SHEAR.
+    """Each span and its closest opposing span, for the first group with right and wrong rollouts.
+
+    A list per rollout; [] without SHEAR or such a group.
     """
     if batch.first_mixed is None or batch.closest is None:
         return []
@@ -210,10 +211,10 @@ def sample_rows(
     weights: dict[str, Tensor] | None = None,
     group: int | None = None,
 ) -> list[dict]:
-    """One group of the step for samples.jsonl: if not given, the first with right and wrong
-    rollouts, else the first.
+    """The rows of one group of the step, for samples.jsonl.
 
-    weights (B, T) are methods', by name; if not given, those of the batch's own `method`.
+    `group` defaults to the first with right and wrong rollouts, or to the first of all. `weights`
+    holds (B, T) weights by the names of methods; it defaults to the batch's own, under `method`.
     """
     if group is None:
         group = batch.first_mixed or 0
@@ -251,8 +252,9 @@ def sample_rows(
 def worked_example(
     tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts, weights: Tensor, first_error: Tensor
 ) -> list[str]:
-    """The first wrong rollout whose error is not its first token: mean weight of each line, as text
-    to print.
+    """Lines to print: the mean weight of each line of one wrong rollout.
+
+    It is the first rollout whose error is not its first token; [] if there is none.
     """
     rows = (first_error > 0).nonzero().flatten().tolist()
     if not rows:
@@ -273,11 +275,10 @@ def worked_example(
 def credit_vs_first_error(
     tokenizer: PreTrainedTokenizerBase, task: Task, batch: Batch, method: str, shear: Shear
 ) -> dict:
-    """Where the method puts credit, against the true first errors of the wrong rollouts of mixed
-    groups.
+    """Compare the method's credit with the true first errors of wrong rollouts in mixed groups.
 
-    Also an example to print, and the first group's rows for the page, which are the same problem's
-    before and after.
+    Also returns an example to print, and the first group's rows for the page. That group's problem
+    is the same before and after training.
     """
     weights = batch_weights(batch)  # (B, T)
     wrong_step = true_errors(batch, task, tokenizer)  # (B, 2)
@@ -289,8 +290,9 @@ def credit_vs_first_error(
 
 
 def accuracies(greedy: np.ndarray, sampled: np.ndarray) -> dict[str, tuple[float, float, int]]:
-    """Mean, standard error and number of verdicts: of (problems,) rewards, and (problems, G)
-    clustered by problem.
+    """Mean, standard error and number of verdicts of greedy and of sampled rewards.
+
+    `greedy` is (problems,). `sampled` is (problems, G); its error is clustered by problem.
     """
     alone = pd.Series(greedy)
     by_problem = pd.DataFrame(sampled).mean(axis=1)
@@ -301,7 +303,7 @@ def accuracies(greedy: np.ndarray, sampled: np.ndarray) -> dict[str, tuple[float
 
 
 def print_before(config: TrainConfig, folder: Path, before: dict) -> None:
-    """The evaluation before training: a row, and held-out accuracies with standard errors."""
+    """Write the evaluation before training; print held-out accuracies with standard errors."""
     write_evaluation(folder, "before", before)
     shown = [f"{name} {percent(*before[name][:2])}%" for name in ("greedy", "sampled")]
     print(f"held-out accuracy before: {', '.join(shown)}", flush=True)
@@ -312,8 +314,9 @@ def print_before(config: TrainConfig, folder: Path, before: dict) -> None:
 
 
 def write_evaluation(folder: Path, when: str, found: dict) -> None:
-    """A row of metrics.jsonl; the rollouts in it, if any, are a file of their own, before.jsonl or
-    after.jsonl.
+    """Add an evaluation to metrics.jsonl, as one row.
+
+    Its rollouts, if there are any, go to a file of their own, before.jsonl or after.jsonl.
     """
     samples = found.pop("samples", [])
     files.append_rows(folder / "metrics.jsonl", [{when: found}])
@@ -322,8 +325,9 @@ def write_evaluation(folder: Path, when: str, found: dict) -> None:
 
 
 def span_note(length: float, shear: Shear) -> str:
-    """How many spans a response of the median `length` has. With one, all its tokens get the same
-    weight.
+    """The number of spans in a response of the median `length`, in words.
+
+    With one span all tokens of a response get the same weight; the note then warns.
     """
     spans = len(span_bounds(int(length), shear.window, shear.stride))
     note = f"median response {length:.0f} tokens, {spans} span(s) of {shear.window}"
@@ -334,8 +338,9 @@ def span_note(length: float, shear: Shear) -> str:
 
 @contextmanager
 def show_progress(model: PreTrainedModel, most: int, main: bool) -> Iterator[None]:
-    """A line every half minute, of the main rank: how many tokens the model has sampled, `most` of
-    them.
+    """Print the number of sampled tokens every half minute, on the main rank.
+
+    `most` is the largest number that they can reach.
     """
     tokens = 0
     last = time.perf_counter()
@@ -356,8 +361,9 @@ def show_progress(model: PreTrainedModel, most: int, main: bool) -> Iterator[Non
 def step_log(
     config: TrainConfig, folder: Path, ranks: Ranks
 ) -> Iterator[Callable[[dict, list[dict]], None]]:
-    """The function that writes down a step's metrics and samples: rows, a line of the table,
-    --track.
+    """Yield the function that logs a step's metrics and samples.
+
+    It appends rows to the run's files, prints a line of the table and feeds `--track`.
     """
     logged: list[float] = []  # rewards
     with together(ranks):
@@ -385,14 +391,12 @@ def step_log(
 
 
 def reason_shares(reasons: list[str]) -> dict[str, float]:
-    """How many responses have no verdict of right or wrong for these reasons."""
+    """The shares of responses without a verdict of right or wrong, by reason."""
     return {name: reasons.count(name) / len(reasons) for name in ("truncated", "no_answer")}
 
 
 def print_no_signal(reward: float, found: dict) -> None:
-    """Where all rewards are equal, what that may come from, by the shares in `found`, and what to
-    change.
-    """
+    """Where all rewards are equal, print causes, with the shares in `found`, and remedies."""
     if reward in (0, 1):
         note = (
             f"all rewards are {reward:.0f}, so nothing can be learned: {found['truncated']:.0%} of "
@@ -403,7 +407,7 @@ def print_no_signal(reward: float, found: dict) -> None:
 
 
 def heldout_results(found: dict) -> dict[str, str]:
-    """What is printed of an evaluation, by its title."""
+    """The printed results of an evaluation, by title."""
     shown = {}
     for name in ("greedy", "sampled"):
         shown[f"{name} accuracy, %"] = percent(*found[name][:2])
@@ -441,8 +445,10 @@ def print_after(
 
 
 def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, path: Path) -> None:
-    """Two panels: reward, held-out accuracy and the share of groups without signal; token weights
-    with their floor, Eq. (10) of equal spans.
+    """Draw the run's curve: rewards on the left, token weights on the right.
+
+    The left panel also has held-out accuracy and the share of groups without signal; the right one
+    the weights' floor, which is Eq. (10) for equal spans.
     """
     # Not pyplot, which needs a backend. Imported here, so that only one rank waits for it.
     from matplotlib.figure import Figure
@@ -481,9 +487,9 @@ def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, pa
 
 
 # ---- --track -------------------------------------------------------------------------------------
-# metrics.jsonl stays the source; what a tracker shows can be made again from it. Left out: the
-# evaluations before and after training, samples, weights. A resumed run is a new one of the same
-# name.
+# metrics.jsonl stays the source: everything that a tracker shows can be made again from it.
+# Left out: the evaluations before and after training, samples, weights.
+# A resumed run is a new one of the same name.
 
 
 def start_tracker(name: str, config: TrainConfig, folder: Path) -> "GeneralTracker":
@@ -507,6 +513,6 @@ def start_tracker(name: str, config: TrainConfig, folder: Path) -> "GeneralTrack
 
 
 def flatten_numbers(row: dict) -> dict[str, float]:
-    """The numbers of a row by name, those of a dictionary in it after its own name and a slash."""
+    """The numbers of a row by name; those of a dictionary in it are named `dictionary/name`."""
     table = pd.json_normalize(row, sep="/").select_dtypes("number")
     return table.iloc[0].to_dict()

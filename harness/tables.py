@@ -1,6 +1,7 @@
-"""The tables that are printed, as Markdown, and what of the paper stands beside them.
+"""The tables that are printed, as Markdown, and the paper's numbers beside them.
 
-markdown(rows), with_legend(rows, legend)  lines of a table; its columns are the rows' keys
+markdown(rows)           lines of a table; its columns are the rows' keys
+with_legend(rows, ...)   the same, followed by a legend
 result_table(...)        a model on its benchmarks, beside the paper's numbers, marked †
 side_by_side(...)        several models, and how each differs from the first
 select_checkpoints(...)  Table 1: several runs, each at its best checkpoint
@@ -18,7 +19,7 @@ from tasks.benchmarks import SUITES
 from tasks.rows import printable
 
 SURE = 1.96  # standard errors from which a difference is marked
-UNKNOWN = math.nan, math.nan  # of the paper
+UNKNOWN = math.nan, math.nan  # where the paper gives no number
 
 
 def percent(value: float, error: float | None = None) -> str:
@@ -36,13 +37,14 @@ def mean_and_error(result: dict) -> str:
 
 
 def mean_and_std(values: pd.Series) -> str:
-    """Of several seeds or runs, with ddof 1, in percent."""
+    """The mean of several seeds or runs and their standard deviation (ddof 1), in percent."""
     return percent(values.mean(), values.std())
 
 
 def markdown(rows: list[dict[str, str]]) -> list[str]:
-    """Lines of a Markdown table, in columns: the rows' keys are its head; a cell that a row lacks
-    is empty.
+    """The lines of a Markdown table whose columns are the rows' keys.
+
+    A cell that a row lacks is empty.
     """
     columns = []
     for name in dict.fromkeys(itertools.chain.from_iterable(rows)):
@@ -63,8 +65,9 @@ def with_legend(rows: list[dict[str, str]], legend: Sequence[str] = ()) -> list[
 
 
 def print_tables(settings: dict, results: dict, differences: dict, paper: str | None) -> None:
-    """Protocol and data, a table per model, and several models side by side; `paper` names whose
-    numbers are added.
+    """Print protocol and data, a table per model, and several models side by side.
+
+    `paper` names the model whose numbers in the paper are added.
     """
     data = settings["data"]
     for name, about in ({"protocol": settings["protocol"]} | data).items():
@@ -90,8 +93,9 @@ def same_benchmarks(results: Iterable[dict[str, dict]]) -> bool:
 def result_table(
     results: dict[str, dict], data: dict[str, dict], backbone: str | None
 ) -> list[str]:
-    """One model: a line per benchmark. `data` says what each set is; `backbone` asks for the
-    paper's columns.
+    """The table of one model: a line per benchmark.
+
+    `data` describes each set; `backbone` asks for the paper's columns.
     """
     rows = []
     for name, result in results.items():
@@ -166,11 +170,10 @@ def side_by_side(
 
 
 def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -> dict:
-    """Print the last and the best benchmark average of each run's checkpoints, then Table 1's mean
-    over the runs.
+    """Print each run's benchmark average at its last and its best checkpoint, and Table 1's mean.
 
-    `runs` holds each checkpoint's results by benchmark. A checkpoint whose average is NaN, as a set
-    has no verdict, is left out; so is a run of none but such.
+    `runs` holds each checkpoint's results by benchmark. A checkpoint whose average is NaN, because
+    a set has no verdict, is left out; so is a run that has only such checkpoints.
     """
     selection: dict[str, dict] = {}
     best_results = []
@@ -202,8 +205,9 @@ def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -
 
 
 def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[str]:
-    """As the paper's Table 1: mean ± standard deviation over runs, each at its best checkpoint; the
-    paper's below.
+    """A table like the paper's Table 1: runs at their best checkpoints, above the paper's rows.
+
+    Cells are mean ± standard deviation over the runs.
     """
     row = {"": f"{len(best)} runs, best"}
     for name in best[0]:

@@ -9,7 +9,7 @@ Without files a benchmark comes from the hub.
 BENCHMARKS says where each set comes from, how many rows its files should have and its k (avg@k,
 Sec. 5.2). A file may be the hub's own, or another with the same columns: JSON lines (.jsonl, also
 .gz), .json, .csv or .parquet. A row that lacks what its set must have is an error that names it.
-Another number of rows is another benchmark: a warning in `Loaded.notes`.
+Another number of rows means another benchmark: a warning in `Loaded.notes`.
   - AIME24: the hub's file holds three years; the 30 whose url says 2024 are kept.
   - MBPP and MBPP+ are one file, EvalPlus's 378 tasks: the paper cites EvalPlus for both. MBPP's
     tests are the `test_list`, which the prompt shows; MBPP+'s are the `test`, which it does not.
@@ -48,10 +48,9 @@ class Benchmark:
     k: int  # samples per problem, as in the paper
     counts: tuple[int, ...]  # numbers of rows that its published files have
     repo: str
-    # patterns of file names on the hub; the first that some file fits is taken
-    files: tuple[str, ...]
-    # {"problem", and "answer" or "tests"}; None: a row of another set. Raises KeyError for a column
-    # that the row lacks, ValueError for one that is wrong.
+    files: tuple[str, ...]  # patterns of names on the hub; the first that a file fits is used
+    # Returns {"problem", and "answer" or "tests"}, or None for a row of another set.
+    # Raises KeyError for a column that the row lacks, ValueError for one that is wrong.
     read: Callable[[dict], dict | None]
     timeout_s: float = 5.0  # for one response
     window: str | None = None  # the days of the contests that are kept
@@ -59,8 +58,9 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A benchmark's problems, {"id", "problem", and "answer" or "tests"}, and where they
-    are from.
+    """A benchmark's problems, and where they are from.
+
+    A problem is {"id", "problem", and "answer" or "tests"}.
     """
 
     benchmark: Benchmark
@@ -75,7 +75,7 @@ class Loaded:
 
 
 def math_row(row: dict) -> dict:
-    """The usual columns, as for training; AMC's answers are 27.0."""
+    """A problem from the usual columns, as for training; AMC's answers are numbers such as 27.0."""
     answer = row.get("answer")
     if type(answer) is float and answer.is_integer():
         row = row | {"answer": int(answer)}
@@ -83,18 +83,18 @@ def math_row(row: dict) -> dict:
 
 
 def aime24_row(row: dict) -> dict | None:
-    """The year is in the url; a file without one holds one year."""
+    """A problem of 2024; the year is in the url, and a file without urls holds one year."""
     return math_row(row) if "2024" in str(row.get("url") or "2024") else None
 
 
 def olympiad_row(row: dict) -> dict:
-    """Answers are a list of texts, most often of one."""
+    """A problem whose answer is a list of texts, most often of one."""
     answer = ", ".join(row["final_answer"])
     return as_problem({"problem": row["question"], "answer": answer}, "math")
 
 
 def humaneval_row(row: dict) -> dict:
-    """A function's beginning and `check(candidate)`."""
+    """A function's beginning, to be completed, and tests as `check(candidate)`."""
     tests = {name: row[name] for name in ("prompt", "test", "entry_point")}
     problem = f"Complete this function:\n```python\n{tests['prompt']}\n```"
     return as_problem({"problem": problem, "tests": tests}, "code")
@@ -111,8 +111,9 @@ def mbpp_row(row: dict, plus: bool) -> dict:
 
 
 def livecodebench_row(row: dict) -> dict | None:
-    """A contest's problem in LCB_WINDOW. "tests" is None where its tests cannot be read, and
-    "fault" says why.
+    """A contest's problem, or None for contests outside LCB_WINDOW.
+
+    Where its tests cannot be read, "tests" is None and "fault" says why.
     """
     first_day, last_day = LCB_WINDOW
     if not first_day <= row["contest_date"][:10] <= last_day:
@@ -131,8 +132,9 @@ def livecodebench_row(row: dict) -> dict | None:
 
 
 def livecodebench_tests(row: dict, private: list[dict]) -> dict:
-    """Public and private tests in our form; raises an error of any class for what does not
-    decode.
+    """Public and private tests in our form.
+
+    Raises an error of any class for tests that do not decode.
     """
     cases = json.loads(row["public_test_cases"]) + private
     kinds = {case["testtype"] for case in cases}
@@ -156,13 +158,14 @@ class TextOnly(pickle.Unpickler):
     """An unpickler that looks nothing up."""
 
     def find_class(self, module: str, name: str) -> NoReturn:
-        """Refuses all."""
+        """Refuse every name."""
         raise pickle.UnpicklingError(f"names {module}.{name}")
 
 
 def private_tests(text: str) -> list[dict]:
-    """The list of tests in plain JSON, or in JSON that is pickled, compressed and written in
-    base64.
+    """The list of private tests, from either of two encodings.
+
+    They are plain JSON, or JSON that is pickled, compressed and written in base64.
     """
     try:
         cases = json.loads(text)
@@ -183,7 +186,7 @@ SETS = [
     Benchmark("aime25", "math", 32, (30,), "opencompass/AIME2025", ("*.jsonl",), math_row),
     Benchmark("amc23", "math", 8, (40,), "math-ai/amc23", TEST, math_row),
     Benchmark("math500", "math", 1, (500,), "HuggingFaceH4/MATH-500", ("test.jsonl",), math_row),
-    # The hub's has 674, the copies that other projects evaluate on 675.
+    # The hub's file has 674 rows, the copies that other projects evaluate on have 675.
     Benchmark("olympiadbench", "math", 1, (674, 675), "Hothan/OlympiadBench",
               ("*OE_TO_maths_en_COMP*.parquet",), olympiad_row),
     Benchmark("humaneval", "code", 4, (164,), "openai/openai_humaneval", TEST, humaneval_row, 10.0),
@@ -209,10 +212,10 @@ def load_sets(
     make_embedded: Callable[[], Loaded],
     flag: str = "--data",
 ) -> list[Loaded]:
-    """The benchmarks of these names and suites, from `data`, a list of NAME=FILE given to `flag`,
-    else from the hub.
+    """The benchmarks of these names and suites, from files or else from the hub.
 
-    Raises BadInput, also where programs cannot be run at a sandbox `level`.
+    `data` is a list of NAME=FILE given to `flag`. Raises BadInput, also where programs cannot be
+    run at a sandbox `level`.
     """
     benchmarks: list[str] = []
     for name in map(str.lower, names):
@@ -241,7 +244,7 @@ def load_sets(
 
 
 def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -> Loaded:
-    """A benchmark from files, given to `flag`, or without any from the hub; raises BadInput."""
+    """A benchmark from the files given to `flag`, or without any from the hub; raises BadInput."""
     benchmark = BENCHMARKS[name]
     repo = benchmark.repo
     if paths:
