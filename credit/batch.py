@@ -166,8 +166,8 @@ class Batch:
         return self.mask.sum(1, keepdim=True)
 
     @property
-    def scale(self) -> Tensor:
-        """(B, 1), the rollouts' A, by which a method scales weights (B, T)."""
+    def A(self) -> Tensor:
+        """A of Eq. (1), a row per rollout, (B, 1)."""
         return self.advantages[:, None]
 
     @property

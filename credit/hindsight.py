@@ -62,9 +62,9 @@ def lean_on(
     """The A_t of `rlsd`, by log pi' - log pi (B, T), which takes no pass once its share is 0."""
     share = mix * max(0.0, 1 - context.step / steps)
     if not share:
-        return batch.scale.expand(batch.mask.shape)
-    ratio = (batch.scale.sign() * log_ratio_of(batch, context)).exp()  # (B, T)
-    return batch.scale * (1 - share + share * ratio.clamp(1 - bound, 1 + bound))
+        return batch.A.expand(batch.mask.shape)
+    ratio = (batch.A.sign() * log_ratio_of(batch, context)).exp()  # (B, T)
+    return batch.A * (1 - share + share * ratio.clamp(1 - bound, 1 + bound))
 
 
 def sdpo(batch: Batch, context: Context, *, mix: float) -> Tensor:
@@ -77,7 +77,7 @@ def sdpo(batch: Batch, context: Context, *, mix: float) -> Tensor:
     A is r - mean r; their prompt, which shows the solution below the problem, ours above it
     (`Task.shown`); and see above.
     """
-    return mix * batch.scale + (1 - mix) * peer_log_ratio(batch, context)
+    return mix * batch.A + (1 - mix) * peer_log_ratio(batch, context)
 
 
 def iw_opd(batch: Batch, context: Context, *, gamma: float) -> Tensor:
@@ -109,7 +109,7 @@ def dasd(batch: Batch, context: Context, *, beta: float) -> Tensor:
     deviation, _ = group_moments((entropies - mean).abs(), mask, 1)
     omega = ((tau - entropies) / deviation.clamp_min(1e-8)).tanh()  # (B, T)
     omega *= (log_ratio.abs() - 1).sigmoid()
-    return batch.scale + beta * omega * log_ratio
+    return batch.A + beta * omega * log_ratio
 
 
 def hsd(batch: Batch, context: Context) -> Tensor:
@@ -155,7 +155,7 @@ def scapo(batch: Batch, context: Context, *, strength: float, phrasings: int) ->
         distance = 2 * (log_ratio.abs() / 2).tanh()  # d, (B, T)
         stable += standardise(-distance, batch.mask, batch.group_size) / phrasings
     stable = standardise(stable, batch.mask, batch.group_size)  # u
-    return batch.scale + strength * stable.clamp_max(0.0)
+    return batch.A + strength * stable.clamp_max(0.0)
 
 
 def answer_log_ratio(batch: Batch, context: Context) -> Tensor:

@@ -52,7 +52,7 @@ def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
     scale = torch.where(batch.correct[:, None], 1.0, credit.negative_scale)  # (B, 1)
     token_advantages = scale * token_advantages
     if credit.rescale == "mean1":
-        counts = batch.mask & (batch.scale != 0)  # (B, T)
+        counts = batch.mask & (batch.A != 0)  # (B, T)
         weights = effective_weights(token_advantages, batch.advantages, batch.mask)  # (B, T)
         mean, _ = group_moments(weights, counts, batch.group_size)  # (B, 1)
         token_advantages = torch.where(mean > 0, token_advantages / mean, token_advantages)
@@ -81,7 +81,7 @@ def advantages_by(name: str, batch: Batch, context: Context, given: Sequence[str
 
 def grpo(batch: Batch, context: Context) -> Tensor:
     """A_t = A. Every token gets its rollout's advantage (Shao et al. 2024, arXiv 2402.03300)."""
-    return batch.scale.expand(batch.mask.shape)
+    return batch.A.expand(batch.mask.shape)
 
 
 def signbalance(batch: Batch, context: Context) -> Tensor:
@@ -105,7 +105,7 @@ def entropy_credit(batch: Batch, context: Context, *, alpha: float, kappa: float
     from the forward pass of each update; here it is that of the rollout, from the distribution that
     was sampled from, once for all updates.
     """
-    return batch.scale + torch.minimum(alpha * batch.entropies, batch.scale.abs() / kappa)
+    return batch.A + torch.minimum(alpha * batch.entropies, batch.A.abs() / kappa)
 
 
 def hapo(batch: Batch, context: Context, *, alpha: float, phi: float) -> Tensor:
@@ -115,9 +115,9 @@ def hapo(batch: Batch, context: Context, *, alpha: float, phi: float) -> Tensor:
     mu, sigma are of the entropies of the group's tokens. These are version 1's, which calls it
     EAPO; version 2, HAPO, may differ.
     """
-    bound = batch.scale.abs() / phi  # (B, 1)
+    bound = batch.A.abs() / phi  # (B, 1)
     z = standardise(batch.entropies, batch.mask, batch.group_size)  # (B, T)
-    return batch.scale + alpha * batch.scale.sign() * z.clamp(-bound, bound)
+    return batch.A + alpha * batch.A.sign() * z.clamp(-bound, bound)
 
 
 def rsi(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
@@ -129,7 +129,7 @@ def rsi(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
     """
     index = 1 + batch.log_probs / batch.entropies  # (B, T), NaN or -inf where H_t is 0
     kept = (index >= low) & (index <= high) & batch.mask  # (B, T)
-    return batch.scale * kept * batch.lengths / kept.sum(1, keepdim=True).clamp_min(1)
+    return batch.A * kept * batch.lengths / kept.sum(1, keepdim=True).clamp_min(1)
 
 
 def taco(batch: Batch, context: Context, *, alpha: float, strength: float) -> Tensor:
@@ -142,7 +142,7 @@ def taco(batch: Batch, context: Context, *, alpha: float, strength: float) -> Te
     """
     excess = (math.log(alpha) - batch.log_probs - batch.entropies).clamp_min(0.0)  # r, (B, T)
     earned = 1 - strength * (1 - (-excess).exp())  # (B, T)
-    return batch.scale * torch.where(batch.scale > 0, earned, 1.0)
+    return batch.A * torch.where(batch.A > 0, earned, 1.0)
 
 
 def gmts(batch: Batch, context: Context, *, kept: float) -> Tensor:
@@ -152,11 +152,11 @@ def gmts(batch: Batch, context: Context, *, kept: float) -> Tensor:
     ratio of policies times A. Here the ratio is 1, as at the first update. Inferred: E_t is the
     entropy, and the tokens are ranked within a group.
     """
-    size = batch.scale.abs() * batch.entropies  # (B, T)
+    size = batch.A.abs() * batch.entropies  # (B, T)
     size = torch.where(batch.mask, size, torch.nan)
     of_groups = size.view(-1, batch.group_size * size.shape[1])  # (groups, G T)
     least = of_groups.nanquantile(1 - kept, dim=1).repeat_interleave(batch.group_size)  # (B,)
-    return batch.scale * (size >= least[:, None])
+    return batch.A * (size >= least[:, None])
 
 
 # ---- hidden states -------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ def shear(batch: Batch, context: Context, **ablations: str) -> Tensor:
         if closest and closest.iterations is not None and closest.error is not None:
             batch.log("sinkhorn_iterations", closest.iterations)
             batch.log("sinkhorn_error", closest.error)
-    return batch.scale * torch.cat(omega)  # Alg. 1 line 18, Step 4
+    return batch.A * torch.cat(omega)  # Alg. 1 line 18, Step 4
 
 
 def first(batch: Batch, context: Context, *, threshold: float) -> Tensor:
@@ -209,7 +209,7 @@ def first(batch: Batch, context: Context, *, threshold: float) -> Tensor:
             if far:
                 onset = far[0].end - stride
                 omega[group][row, max(0, onset - stride) : onset + 2 * stride] = 1.0
-    return batch.scale * omega
+    return batch.A * omega
 
 
 def own_side(batch: Batch, context: Context) -> Tensor:
@@ -239,7 +239,7 @@ def own_side(batch: Batch, context: Context) -> Tensor:
                 costs = token_distances(own.states, others.states)  # (N, N')
                 closest = find_closest(costs, own, others, settings.eps_over(nbar) * nbar)
                 omega[group][own.mask] = token_weights(closest.of_right / nbar, own.spans)
-    return batch.scale * omega
+    return batch.A * omega
 
 
 def delta(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
@@ -261,7 +261,7 @@ def delta(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
         if right.any() and not right.all():
             own[group][later] = nearer_own(vectors, right)
     omega = low + (high - low) * own
-    return batch.scale * omega / group_moments(omega, batch.mask, batch.group_size)[0]
+    return batch.A * omega / group_moments(omega, batch.mask, batch.group_size)[0]
 
 
 def nearer_own(vectors: Tensor, right: Tensor) -> Tensor:
@@ -306,7 +306,7 @@ def oar_g(
     importance = salience.importance_by_gradient(
         batch.rollouts, context, answers, probe=probe, noise=noise
     )  # (B, T)
-    return batch.scale * salience.outcome_weights(importance, answers, batch.mask, quantile, beta)
+    return batch.A * salience.outcome_weights(importance, answers, batch.mask, quantile, beta)
 
 
 def oar_p(batch: Batch, context: Context, *, quantile: float, beta: float, probe: str) -> Tensor:
@@ -320,7 +320,7 @@ def oar_p(batch: Batch, context: Context, *, quantile: float, beta: float, probe
     importance = salience.importance_by_masking(
         batch.rollouts, context, answers, probe=probe
     )  # (B, T)
-    return batch.scale * salience.outcome_weights(importance, answers, batch.mask, quantile, beta)
+    return batch.A * salience.outcome_weights(importance, answers, batch.mask, quantile, beta)
 
 
 def probed_answers(batch: Batch, context: Context) -> salience.Answers:
@@ -341,7 +341,7 @@ def attention(batch: Batch, context: Context, *, slope: float) -> Tensor:
     values = salience.attention_entropy(batch.rollouts, context)  # (B, T)
     pull = slope * (2 * context.step / context.steps - 1)
     omega = 2 * torch.sigmoid(pull * standardise(values, batch.mask, batch.group_size))  # (B, T)
-    return batch.scale * omega / group_moments(omega, batch.mask, batch.group_size)[0]
+    return batch.A * omega / group_moments(omega, batch.mask, batch.group_size)[0]
 
 
 def arca(batch: Batch, context: Context, *, floor: float) -> Tensor:
@@ -355,7 +355,7 @@ def arca(batch: Batch, context: Context, *, floor: float) -> Tensor:
     change = salience.adapter_residual(batch.rollouts, context, batch.states)
     change = (change + floor) * batch.mask  # (B, T)
     total = change.sum(1, keepdim=True).clamp_min(floor)  # (B, 1)
-    return batch.scale * change * batch.lengths / total
+    return batch.A * change * batch.lengths / total
 
 
 # ---- another model -------------------------------------------------------------------------------
@@ -387,7 +387,7 @@ def prm(batch: Batch, context: Context) -> Tensor:
     for row, (good, step) in enumerate(step_scores(batch, context)):
         scores = good[step]  # (T_i,)
         omega[row, : len(step)] = scores if batch.advantages[row] > 0 else 1 - scores
-    return batch.scale * omega
+    return batch.A * omega
 
 
 def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) -> Tensor:
@@ -458,7 +458,7 @@ def oracle(batch: Batch, context: Context) -> Tensor:
     position = positions(batch.mask)  # (B, T)
     places = true_errors(batch, context.task, context.tokenizer)
     start, end = places[:, :1], places[:, 1:]  # (B, 1), (B, 1)
-    return batch.scale * (((position >= start) & (position < end)) | (start < 0))
+    return batch.A * (((position >= start) & (position < end)) | (start < 0))
 
 
 def cliff(batch: Batch, context: Context, *, prefix: float) -> Tensor:
@@ -479,19 +479,19 @@ def cliff(batch: Batch, context: Context, *, prefix: float) -> Tensor:
     good = torch.where(right, 1.0, prefix) * (1 - mu)  # (B, 1)
     credit = torch.where(right | before, good, -mu) / sigma  # (B, T)
     moved = batch.mask & (right | (start >= 0))
-    credit = torch.where(moved, credit, batch.scale)
+    credit = torch.where(moved, credit, batch.A)
 
     def group_sum(values: Tensor) -> Tensor:
         sums = values.sum(1).view(-1, batch.group_size).sum(1)  # (groups,)
         return sums.repeat_interleave(batch.group_size)[:, None]  # (B, 1)
 
     shift = group_sum(torch.where(batch.mask, credit, 0.0)) / group_sum(moved)  # b
-    return torch.where(batch.scale != 0, torch.where(moved, credit - shift, credit), 0.0)
+    return torch.where(batch.A != 0, torch.where(moved, credit - shift, credit), 0.0)
 
 
 def position_credit(batch: Batch, context: Context) -> Tensor:
     """A_t = A t / T: later tokens get more, whatever they say."""
-    return batch.scale * batch.mask.cumsum(1) / batch.lengths.clamp_min(1)
+    return batch.A * batch.mask.cumsum(1) / batch.lengths.clamp_min(1)
 
 
 def random_credit(batch: Batch, context: Context) -> Tensor:
@@ -500,7 +500,7 @@ def random_credit(batch: Batch, context: Context) -> Tensor:
     for row, length in enumerate(batch.mask.sum(1).tolist()):
         draws = 2 * torch.rand(-(-length // context.shear.window))
         omega[row, :length] = draws.repeat_interleave(context.shear.window)[:length].to(omega)
-    return batch.scale * omega
+    return batch.A * omega
 
 
 def shuffle(batch: Batch, context: Context, **ablations: str) -> Tensor:

@@ -166,7 +166,7 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
     assert ours[~told.mask].abs().max() == 0
     assert (ours[4:].abs().max() == 0) == (method not in ("pure", "hsd", "scapo"))
     # if it weighs, tokens of right rollouts are never punished, of wrong ones never rewarded
-    assert (ours * told.scale >= 0).all() or not method_of(method).weighs
+    assert (ours * told.A >= 0).all() or not method_of(method).weighs
     wide = wider(told, 3)  # filled with garbage
     torch.manual_seed(5)
     padded = assign(method, wide)
@@ -268,7 +268,7 @@ def test_rescaling_makes_the_mean_weight_of_each_group_one():
     plain = assign("shear", batch, negative_scale=0.3)
     ours = assign("shear", batch, negative_scale=0.3, rescale="mean1")
     weights = effective_weights(plain, batch.advantages, batch.mask)
-    signal = batch.mask & (batch.scale != 0)  # a reward of .5 is the mean of its group
+    signal = batch.mask & (batch.A != 0)  # a reward of .5 is the mean of its group
     for group in (slice(0, 4), slice(4, 8)):
         assert_close(ours[group], plain[group] / weights[group][signal[group]].mean())
     assert ours[8:].abs().max() == 0
@@ -330,12 +330,12 @@ def test_gmts_keeps_the_tokens_of_large_advantage_and_entropy(kept):
     """Those of each group that lie at or above the quantile of H |A|."""
     batch = drawn_batch([[1.0, 0, 0], [1, 1, 0]])
     ours = assign("gmts", batch, f"kept={kept}")
-    sizes = batch.scale.abs() * batch.entropies
+    sizes = batch.A.abs() * batch.entropies
     for group in (slice(0, 3), slice(3, 6)):
         inside = batch.mask[group]
         ranked = sizes[group][inside].sort().values
         least = ranked[math.ceil((1 - kept) * (len(ranked) - 1))]
-        assert torch.equal(ours[group], batch.scale[group] * (inside & (sizes[group] >= least)))
+        assert torch.equal(ours[group], batch.A[group] * (inside & (sizes[group] >= least)))
 
 
 def test_bipace_against_written_out_numbers():
@@ -395,7 +395,7 @@ def test_rsi_keeps_what_is_neither_certain_nor_far_off():
     2 times A.
     """
     batch = pair([0.5, 0.5, 2, 2, 0], [-3.55, -3.5, -0.6, -0.38, 0])
-    assert_close(assign("rsi", batch), batch.scale * torch.tensor([0, 2.5, 2.5, 0, 0]))
+    assert_close(assign("rsi", batch), batch.A * torch.tensor([0, 2.5, 2.5, 0, 0]))
     none = assign("rsi", batch, "low=0", "high=.5")
     assert none.abs().max() == 0  # no token, no division by nothing
 
@@ -532,7 +532,7 @@ def test_cliff(prefix):
     task = Task("embedded", [], [], None, None, first_error=first_error)
     batch = Told(**vars(batch), tokenizer=Numbers(), task=task)
     ours = assign("cliff", batch, f"prefix={prefix}")
-    expected = batch.scale * batch.mask
+    expected = batch.A * batch.mask
     for group, mu in ((range(6), 2 / 5), (range(6, 12), 4 / 6)):
         sigma = math.sqrt(mu * (1 - mu))
         moved = [i for i in group if texts[i] != "?"]
@@ -723,7 +723,7 @@ def test_sdpo_and_hsd_are_told_another_right_rollout(told, monkeypatch):
 
     monkeypatch.setattr(hindsight, "told_log_ratio", told_log_ratio)
     ours = assign("sdpo", told, "mix=.25")
-    assert_close(ours[:4], ((0.25 * told.scale + 0.75 * delta) * told.mask)[:4])
+    assert_close(ours[:4], ((0.25 * told.A + 0.75 * delta) * told.mask)[:4])
     assert ours[4:].abs().max() == 0  # nobody to learn from
     for _ in range(20):
         assert_close(assign("hsd", told), (delta.exp() - 1) * told.mask)
