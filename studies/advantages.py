@@ -106,16 +106,19 @@ def measure(
 
 
 def line_ends(text: str, length: int) -> list[int]:
-    """0 and where each line of a response of `length` tokens ends: one token per symbol, and the
-    stop token.
+    """0, and where each line of a response ends, in tokens.
+
+    A symbol is one token. The last line ends with the response, at `length`, the stop token
+    included.
     """
     sizes = [len(SYMBOL.findall(line)) for line in text.splitlines(keepends=True)]
     return [0, *list(accumulate(sizes))[:-1], length]
 
 
 def value_of(scores: list[float | None]) -> tuple[float, float]:
-    """V, the mean of continuations' scores, and the estimated variance of its error; NaN for fewer
-    than two.
+    """V, the mean of the continuations' scores, and the estimated variance of its error.
+
+    Both are NaN for fewer than two scores.
     """
     graded = [score for score in scores if score is not None]
     if len(graded) < 2:
@@ -167,11 +170,11 @@ def against_truth(
     signals: dict[str, list[Tensor]],
     left_out: list[str],
 ) -> dict:
-    """Every method ("methods") and every changed option of SHEAR ("settings") against the true
-    first errors. `options` are those given for SHEAR.
+    """Score every credit method, and SHEAR with changed options, against the true first errors.
 
-    `signals` are further weights, (G, T) of each batch, which go to the settings. What cannot be
-    measured goes to `left_out`, with the reason.
+    The result has "methods" and "settings", each name -> `measure_place`. `options` are those given
+    for SHEAR, and `signals` are further weights, (G, T) per batch, which are added to the settings.
+    What cannot be measured goes to `left_out`, with the reason.
     """
     task = context.task
     window = context.shear.window
@@ -217,8 +220,9 @@ def against_truth(
 def measure_place(
     weights: Tensor, mask: Tensor, errors: Tensor, group: Tensor, window: int
 ) -> dict:
-    """Where weights (B, T) lie around the first errors (B, 2) of rollouts whose groups are `group`
-    (B,).
+    """Measure where weights (B, T) lie around the first errors (B, 2) of rollouts.
+
+    `group` (B,) is the number of each rollout's group.
     """
     found = localisation(weights, mask, errors)
     assert found is not None  # there are tokens before and after an error: these are known
@@ -254,8 +258,9 @@ def auc_without_each(values: Tensor, positive: Tensor, group: Tensor) -> np.ndar
 
 
 def half_width(estimates: np.ndarray) -> float | None:
-    """Half of the 90% interval by the jackknife over groups; `estimates` are of all, and without
-    each.
+    """Half the width of the 90% interval by the jackknife over groups.
+
+    `estimates` are the estimate from all groups, and those without each group.
     """
     without = estimates[1:]
     n = len(without)
@@ -266,12 +271,11 @@ def half_width(estimates: np.ndarray) -> float | None:
 
 
 def half_risen(curve: list[float | None], window: int) -> int | None:
-    """The offset at which half of a rise is done, of mean weights at offsets -r to r from the wrong
-    step's last token.
+    """The offset at which half of a rise of the mean weight is done.
 
-    The rise is from the largest weight where no span reaches the wrong step's end, w tokens ahead
-    and more, to the largest in the w tokens after it; None where the curve (2 r + 1,) lacks these,
-    or does not rise.
+    `curve` (2 r + 1,) has the mean weights at offsets -r to r from the wrong step's last token. The
+    rise is from the largest weight where no span reaches the wrong step's end, at offsets up to -w,
+    to the largest in the w tokens after it; None where the curve lacks these, or does not rise.
     """
     values = np.array(curve, dtype=float)  # None becomes NaN
     offsets = np.arange(len(values)) - len(values) // 2

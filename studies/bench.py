@@ -1,12 +1,12 @@
 """SHEAR's distances beside other solvers of the same problem, in one run, as ratios.
 
-    # random walks in place of hidden states
-    python -m studies.bench
-    # also the states of a model; other flags are train.py's
-    python -m studies.bench --task embedded --model runs/NAME/start
-    python -m studies.bench --model PATH --data problems.jsonl --prompts-per-step 2
-    # the sizes of a GPU
+    python -m studies.bench                                          # random walks
+    python -m studies.bench --task embedded --model runs/NAME/start  # and the states of a model
+    python -m studies.bench --model PATH --data problems.jsonl       # on other problems
     python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16 --pairs 4096
+
+Random walks stand for hidden states; the last command has the sizes of a GPU. Other flags are those
+of train.py, such as --prompts-per-step.
 
 Ours is `fast.race`, from hidden states to each span's distance to the closest opposing span, group
 after group as in training. A peer gets the ready-made cost blocks of full spans, in batches as
@@ -124,8 +124,9 @@ class States(NamedTuple):
 
 
 def synthetic(size: int, width: int, tokens: int, device: torch.device) -> States:
-    """Random walks of norm sqrt(d), half of them right; bfloat16 on a GPU, as a model's states are
-    there.
+    """A group of random walks of norm sqrt(d), half of them right.
+
+    They are bfloat16 on a GPU, as a model's states are there.
     """
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(size, tokens, width, generator=generator).mul_(0.3).cumsum_(1)  # (G, T, d)
@@ -138,8 +139,9 @@ def synthetic(size: int, width: int, tokens: int, device: torch.device) -> State
 
 
 def states_of_step(config: TrainConfig, device: torch.device) -> States:
-    """As many groups of a model's rollouts as a training step has, with its spans; raises
-    BadInput.
+    """As many groups of a model's rollouts as a training step has, with its spans.
+
+    Raises BadInput if no group is mixed.
     """
     parts = load_parts(config, Ranks(0, 1, device))
     context = prefixes.context_at_start(parts)
@@ -164,8 +166,9 @@ def states_of_step(config: TrainConfig, device: torch.device) -> States:
 
 
 class Pairs(NamedTuple):
-    """Some pairs of spans, in units of nbar. `x` and `y` are their states, for a solver that
-    computes costs itself.
+    """Some pairs of spans, in units of nbar.
+
+    `x` and `y` are their states, for a solver that computes the costs itself.
     """
 
     costs: Tensor  # (P, n, m) float32
@@ -196,8 +199,9 @@ def pot_batch(pairs: Pairs) -> Tensor:
 
 
 def pot_loop(pairs: Pairs) -> Tensor:
-    """`ot.sinkhorn`, which `ot.sinkhorn2` calls, pair by pair with our limits; Eq. (10) of its
-    plan.
+    """`ot.sinkhorn`, pair by pair with our limits; Eq. (10) of its plan.
+
+    It is the solver that `ot.sinkhorn2` calls.
     """
     values = []
     for costs, a, b in zip(pairs.costs, pairs.a, pairs.b, strict=True):
@@ -235,8 +239,9 @@ def in_numpy(tensor: Tensor) -> np.ndarray:
 
 
 def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs) -> Tensor:
-    """The pairs in batches as large as ours. On a CPU these stay in cache, which halves POT's
-    time.
+    """Solve the pairs in batches as large as ours.
+
+    On a CPU such a batch stays in cache, which halves POT's time.
     """
     at_once = max(1, CHUNK_ENTRIES.get(pairs.costs.device.type, 2**19) // pairs.costs[0].numel())
     values = []
@@ -289,8 +294,9 @@ def pairs_of(right: Side, wrong: Side, k: Tensor, l: Tensor) -> Pairs:  # noqa: 
 
 
 def ours(states: States) -> Tensor:
-    """Each right span's distance over nbar to the closest wrong one, from hidden states on: (K+ of
-    all groups,).
+    """Each right span's distance to the closest wrong one over nbar, (K+ of all groups,).
+
+    The computation starts from the hidden states.
     """
     return torch.cat([closest.of_right for closest in race_groups(states)])
 
@@ -340,8 +346,9 @@ def seconds_of(solve: Callable[[], Tensor], device: torch.device) -> float:
 
 
 def table(states: States, flags: Bench) -> list[str]:
-    """Seconds of a group, ratios to ours, and errors; peers get pairs of one group alone. Raises
-    BadInput.
+    """Seconds per group, ratios to ours, and errors, as a table.
+
+    Peers get pairs of one group alone. Raises BadInput if no group has full spans on both sides.
     """
     sides = two_sided(states)
     device = states.groups[0][0].device

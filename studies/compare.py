@@ -1,12 +1,11 @@
 """Credit methods under the same loop, each at its own learning rate, as one table.
 
-    # the embedded task, all arms that it allows, or some of them
-    python -m studies.compare --steps 20
-    python -m studies.compare --methods grpo shear first
-    # any flags of train.py
+    python -m studies.compare --steps 20                  # all arms that the embedded task allows
+    python -m studies.compare --methods grpo shear first  # some of them
     python -m studies.compare --methods grpo shear --model PATH --data problems.jsonl
-    # nothing is trained: these runs in one table and one picture
-    python -m studies.compare runs/A runs/B
+    python -m studies.compare runs/A runs/B               # trains nothing
+
+Other flags are those of train.py. The last command shows runs in one table and one picture.
 
 An arm is a method, and what is changed of it, in any order: `-mean1` (a group's mean weight is 1),
 `-wrong-X` (wrong rollouts' advantages times X), `-dynamic` (dynamic sampling), `-lora` (an adapter
@@ -25,10 +24,9 @@ are another task, whose trials may go to the same file; trials of other code are
 The table has means over the seeds, D the mean of the differences from GRPO, paired by seed, with
 its 90% interval by Student's t, and on how many seeds it is positive:
     curve            mean reward of all training steps
-    held out         accuracy on `--heldout` (256) problems after training, as many samples as
-                     rollouts
-    AUC              of the weights against the true first error, before / after training; and of
-                     the wrong step alone
+    held out         accuracy on `--heldout` (256) problems after training, sampled as in training
+    AUC              of the weights against the true first error, before / after training
+    wrong step       the same of the wrong step alone
     correlation      of credit with true token advantages at the start, corrected for their noise
     extra cost       a step's time beside GRPO's, median of three
     weight, share    mean weight of tokens, and the share of them that it is spread over
@@ -112,9 +110,7 @@ class Compare:
     tuning_seeds: Seeds = TUNING
     """Seeds that choose the learning rates."""
     rates: Annotated[tuple[float, ...], several(number(float, 1e-30))] = ()
-    """Learning rates to tune each arm on, instead of half, one and two times the task's --lr and
-    further.
-    """
+    """Learning rates to tune each arm on; if not given, a grid around the task's --lr."""
     jobs: Count = 2
     """Processes; a seed's trials each, if there are enough seeds."""
     rows: PathFlag = Path("runs/compare.jsonl")
@@ -173,9 +169,7 @@ class Line(TypedDict):
 
 
 class Cell(NamedTuple):
-    """A task by its flags of train.py, the learning rate in the middle of its grid, and the arms
-    that are tried.
-    """
+    """A task by its flags of train.py, the middle of its grid of learning rates, and its arms."""
 
     flags: str
     lr: float
@@ -185,8 +179,9 @@ class Cell(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What tells a trial of a stage from the others, by its keys in the file; `cell` is a task's
-    flags, `rule` an arm.
+    """The keys of a trial's line that tell it from the others of its stage.
+
+    `cell` is a task's flags, `rule` an arm.
     """
 
     cell: str
@@ -249,8 +244,9 @@ def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: in
 
 
 def draw(runs: Sequence[str]) -> None:
-    """These runs as a table, and their training rewards, step by step, as a picture; raises
-    BadInput.
+    """Print a table of these runs, and draw their training rewards, step by step.
+
+    Raises BadInput.
     """
     path = Path(runs[0]).parent / "compare.png"
     curves = {}
@@ -290,8 +286,9 @@ def code_of_training() -> str:
 
 
 def refuse_other_code(cell: Cell, path: Path, missing: list[Trial]) -> None:
-    """Raises BadInput if the task has trials of other code; those without a digest are not told
-    apart.
+    """Raise BadInput if the task has trials of other code.
+
+    Trials without a digest are not told apart.
     """
     of_task = [trial for trial in trials_in(path) if trial["cell"] == cell.flags]
     others = {trial["code"] for trial in of_task if trial.get("code")} - {code_of_training()}
@@ -344,8 +341,9 @@ def rates_of(stage: str, cell: Cell, arm: str, trials: list[dict]) -> Sequence[f
 
 
 def grid(middle: float, curves: dict[float, float]) -> list[float]:
-    """Half the middle rate, itself and its double; beyond, by factors of 2, as long as the best
-    lies at an end.
+    """Half the middle rate, itself and its double, and further rates while an end is the best.
+
+    Each further rate is half or twice the best one.
     """
     rates = [middle / 2, middle, middle * 2]
     while set(rates) <= set(curves):
@@ -366,8 +364,9 @@ def trials_of(trials: list[dict], stage: str, cell: str, arm: str) -> list[dict]
 
 
 def mean_curves(cell: Cell, arm: str, trials: list[dict]) -> dict[float, float]:
-    """Learning rate -> mean training reward over steps and seeds of `tune`, for the rates that all
-    seeds have run.
+    """Learning rate -> mean training reward over the steps and seeds of `tune`.
+
+    It has the rates that all seeds have run.
     """
     curves: dict[float, list[float]] = {}
     for trial in trials_of(trials, "tune", cell.flags, arm):
@@ -392,8 +391,9 @@ def choose_rate(cell: Cell, arm: str, trials: list[dict]) -> float:
 
 
 def parts_of(trials: list[Trial], jobs: int) -> list[list[Trial]]:
-    """Each seed's trials, in as many parts as keep `jobs` processes busy; each part has the seed's
-    start of its own.
+    """Each seed's trials, in as many parts as keep `jobs` processes busy.
+
+    Each part makes its seed's start anew.
     """
     seeds = sorted({trial.seed for trial in trials})
     count = -(-jobs // len(seeds))  # of each seed
@@ -480,8 +480,9 @@ def mean_metric(name: str, steps: list[dict]) -> float:
 
 
 def accuracy(run: Run) -> float:
-    """Share of right ones among responses to the held-out problems, to each as many as in
-    training.
+    """Share of right responses to the held-out problems.
+
+    Each problem gets as many samples as in training.
     """
     sampling = run.config.sampling
     clock = report.Clock(run.ranks.device)
@@ -492,8 +493,9 @@ def accuracy(run: Run) -> float:
 
 
 def advantages_of(config: TrainConfig, cell: Cell) -> dict:
-    """`studies.advantages` of the start, for the arms that differ in credit and need no other model
-    for it.
+    """`studies.advantages` at the start, for the arms that differ in credit alone.
+
+    Arms that need another model or an adapter are left out.
     """
     arms = {}
     for arm in cell.arms:
@@ -507,8 +509,9 @@ def advantages_of(config: TrainConfig, cell: Cell) -> dict:
 
 
 def cost_of(config: TrainConfig, cell: Cell) -> dict:
-    """Median seconds of a step beside those of GRPO's, from the same start and by turns, so that
-    drift hits both.
+    """Median seconds of a step, and of a GRPO step from the same start.
+
+    The two take turns, so that a drift of the machine affects both.
     """
     other = replace(
         config,

@@ -51,8 +51,9 @@ from tasks.settings import TASKS, Count, Natural, OptionalText, one_of, several,
 
 @dataclass(frozen=True)
 class Diagnose:
-    """The paper's figures on your rollouts; the embedded task takes four to five minutes on two CPU
-    cores. Flags of train.py can be added.
+    """The paper's figures on your rollouts.
+
+    The embedded task takes four to five minutes on two CPU cores. Flags of train.py can be added.
     """
 
     groups: Count = 16

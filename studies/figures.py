@@ -59,8 +59,9 @@ THEME = (
 
 @contextmanager
 def picture(path: Path, width: float, height: float, columns: int = 1) -> Iterator[Sequence[Axes]]:
-    """The panels of a figure, which is then saved; an SVG is for light and dark pages. (Not pyplot:
-    needs no display, no backend.)
+    """Yield the panels of a figure, and save it at the end; an SVG is for light and dark pages.
+
+    It does without pyplot, so it needs neither a display nor a backend.
     """
     figure = Figure(figsize=(width, height), layout="constrained")
     yield figure.subplots(1, columns, squeeze=False)[0]
@@ -95,8 +96,9 @@ def in_words(result: dict) -> str:
 
 
 def equal_bins(values: np.ndarray, count: int) -> np.ndarray:
-    """Bin (n,) int of each value, from 0, in order: about equally many in each, equal values in the
-    same one.
+    """Bin (n,) int of each value: bins count from 0 and hold about equally many values each.
+
+    Bins follow the values' order, and equal values are in the same bin.
     """
     # the share of the values that are smaller, half of the equal ones included
     share = (rankdata(values) - 0.5) / len(values)
@@ -122,10 +124,9 @@ def rows_of(side: str, spans: np.ndarray) -> np.ndarray:
 
 
 def fig_1a_position(spans: np.ndarray, path: Path, least: int = 8) -> dict:
-    """Fig. 1(a): mean continuation success and mean local distance of the prefixes of each length;
-    Spearman's rho.
+    """Fig. 1(a): mean success and local distance of the prefixes of each length; Spearman's rho.
 
-    Lengths with fewer than `least` prefixes are left out.
+    Success is that of the continuations. Lengths with fewer than `least` prefixes are left out.
     """
     ends, counts = np.unique(spans["end"], return_counts=True)
     ends = ends[counts >= least]
@@ -149,10 +150,10 @@ def fig_1a_position(spans: np.ndarray, path: Path, least: int = 8) -> dict:
 
 
 def changes(spans: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
-    """Changes of success and distance from a rollout's prefix to its next, where success changes by
-    `least` or more.
+    """Changes of success and distance from a prefix to the next one of its rollout, (m,) each.
 
-    Prefixes two strides apart are no neighbours, where the one between has no success.
+    Those are kept whose success changes by `least` or more. If a prefix has no success, the
+    prefixes before and after it do not count as neighbours.
     """
     next_one = (np.diff(spans["rollout"]) == 0) & (np.diff(spans["number"]) == 1)
     success, distance = (np.diff(spans[name])[next_one] for name in ("success", "distance"))
@@ -161,12 +162,11 @@ def changes(spans: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
 
 
 def fig_1b_changes(spans: np.ndarray, path: Path, least: float = 1 / 16) -> dict:
-    """Fig. 1(b): stride-wise changes of success and distance, events with |change| >= 1/16; rho,
-    p-value, count.
+    """Fig. 1(b): changes of success and distance from prefix to prefix; rho, p-value, count.
 
-    1/16 is one continuation of the paper's 16, the smallest change that they can show; the
-    difference of two such shares has a standard deviation of up to 0.18. So `at_least_quarter` has
-    the same of changes of 1/4 and more.
+    A change counts if success changes by 1/16 or more: one continuation of the paper's 16, the
+    smallest change that they can show. The difference of two such shares has a standard deviation
+    of up to 0.18, so `at_least_quarter` has the same for changes of 1/4 and more.
     """
     success, distance = changes(spans, least)
     result = correlation(success, distance)
@@ -190,12 +190,11 @@ def fig_1b_changes(spans: np.ndarray, path: Path, least: float = 1 / 16) -> dict
 
 
 def fig_3_separation(spans: np.ndarray, path: Path, bins: int = 8) -> dict:
-    """Fig. 3: within each distance bin, the AUC of continuation success for spans of right against
-    wrong rollouts.
+    """Fig. 3: per distance bin, the AUC of success, spans of right against wrong rollouts.
 
-    Also counts, mean distance and mean position (`end`), as late spans are far and decided; and how
-    success goes with distance. The bins hold about equally many spans, and are fewer where many
-    distances are equal.
+    Success is that of the continuations. The result also has counts, mean distance and mean
+    position (`end`), as late spans are far and decided, and the correlations of success and
+    distance. The bins hold about equally many spans, and are fewer where many distances are equal.
     """
     bin_of = 1 + equal_bins(spans["distance"], bins)  # (n,)
     places = np.unique(bin_of)
@@ -229,12 +228,11 @@ def fig_3_separation(spans: np.ndarray, path: Path, bins: int = 8) -> dict:
 
 
 def fig_9_depth(spans: np.ndarray, path: Path, bins: int = 4) -> dict:
-    """Fig. 9: success against distance within position bins, so that depth alone cannot make the
-    relation.
+    """Fig. 9: success against distance within position bins, so that depth is held fixed.
 
-    Of each of (about) `bins` position bins: rho of the two, of all spans and of right and wrong
-    rollouts' apart, and mean success by quarter of distance; the AUC by which distance tells wrong
-    rollouts from right ones is added.
+    Each of (about) `bins` position bins has rho of the two, for all spans and for those of right
+    and wrong rollouts, the mean success by quarter of distance, and the AUC by which distance tells
+    wrong rollouts from right ones.
     """
     bin_of = equal_bins(spans["end"], bins)  # (n,)
     places = np.unique(bin_of)
@@ -282,8 +280,9 @@ def fig_9_depth(spans: np.ndarray, path: Path, bins: int = 4) -> dict:
 
 
 def weight_around_error(curves: dict[str, list[float | None]], path: Path) -> None:
-    """Mean weight of wrong rollouts' tokens at each distance from the true first error, over the
-    curve's mean.
+    """Draw the mean weight of wrong rollouts' tokens around the true first error.
+
+    A weight is given over its curve's mean, at its distance from the error in tokens.
     """
     with picture(path, 6.2, 3.6) as (axes,):
         for colour, (name, curve) in zip((RIGHT, INK, WRONG), curves.items(), strict=False):
@@ -329,10 +328,10 @@ def fig_10_accuracies(accuracies: np.ndarray, path: Path) -> dict:
 
 
 def reward_curves(curves: dict[str, np.ndarray], path: Path) -> dict[str, float]:
-    """Mean training reward by step of runs (seeds, steps), with bands from lowest to highest seed;
-    the first beside each of the others, a panel each.
+    """Draw runs' mean training reward by step; return each run's mean over all steps.
 
-    Returns the mean over all steps.
+    `curves` has (seeds, steps) per run; bands go from the lowest to the highest seed. Each panel
+    shows the first run beside one of the others.
     """
     first, *others = curves
     with picture(path, max(6.2, 3.2 * len(others)), 3.6, max(1, len(others))) as panels:

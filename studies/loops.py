@@ -164,8 +164,9 @@ def trl_trainer(run: Run, model: PreTrainedModel, turns: int, folder: str) -> GR
 
 
 class Turns(TrainerCallback):
-    """After TRL's last update of a generation comes a step of ours; `ours` and `theirs` have the
-    seconds by phase.
+    """Takes a step of ours after each of TRL's last updates of a generation.
+
+    `ours` and `theirs` have the seconds by phase.
     """
 
     def __init__(self, run: Run, trainer: GRPOTrainer) -> None:
@@ -213,8 +214,9 @@ class Turns(TrainerCallback):
 
 
 def phase_table(ours: list[dict], theirs: list[dict]) -> list[str]:
-    """A row per phase, and one for their sum; last the mean length of responses, with which work
-    grows.
+    """A table with a row per phase, one for their sum, and one for the responses' mean length.
+
+    The length is shown because the work grows with it.
     """
     rows = []
     for name in (*NAMES, "a step", "tokens"):

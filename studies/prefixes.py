@@ -88,8 +88,10 @@ class Prefixes:
 
 
 def collect(parts: Parts, count: int, continuations: int, out: Path) -> list[Prefixes]:
-    """The groups of the first `count` held-out problems, from the folder `out` if they are there,
-    else made and saved one by one.
+    """The groups of the first `count` held-out problems, with their continuations' verdicts.
+
+    They are read from the folder `out`; those that lack there are made and saved one by one. Raises
+    BadInput for a damaged file.
     """
     groups = []
     problems = parts.task.heldout[:count]
@@ -150,8 +152,9 @@ def as_group(
     rollouts: Rollouts,
     verdicts: list[Verdict],
 ) -> Prefixes:
-    """Rollouts as plain lists, with the lengths of their prefixes: those of their full spans within
-    the reasoning.
+    """Rollouts as plain lists, with the lengths of their prefixes.
+
+    A prefix ends where a full span within the reasoning does.
     """
     responses = []
     ends = []
@@ -177,8 +180,9 @@ def as_group(
 
 
 def continue_prefixes(parts: Parts, group: Prefixes, count: int) -> Prefixes:
-    """`count` completions of every prefix, graded: those of one length together, from the sampled
-    ids.
+    """Complete every prefix `count` times from its sampled ids, and grade the completions.
+
+    Prefixes of one length are continued together.
     """
     config = parts.config
     stops = stop_ids(parts.model, parts.tokenizer)
@@ -289,10 +293,9 @@ def up_to(layer: int, model: PreTrainedModel) -> Iterator[None]:
 
 
 def span_table(groups: list[Prefixes], closest: list[list[list[ClosestSpan]]]) -> np.ndarray:
-    """A structured array with a row for each prefix, float64 SPANS; success is NaN without
-    continuations.
+    """A structured array with a row per prefix and the float64 columns SPANS.
 
-    `closest` has the spans of each group's rollouts.
+    Success is NaN without continuations. `closest` has the spans of each group's rollouts.
     """
     rows = []
     rollouts = 0
