@@ -1,6 +1,4 @@
-"""tasks/benchmarks.py and rows.py, harness/evaluation.py and tables.py: known answers, order,
-resumption.
-"""
+"""Benchmarks, their evaluation and its tables: known answers, order, resumption."""
 
 import base64
 import contextlib
@@ -42,14 +40,15 @@ def pack(value) -> str:
 
 
 def near(**expected) -> dict:
-    """These numbers, about."""
+    """A dictionary of about these numbers."""
     return pytest.approx(expected, nan_ok=True)
 
 
 @pytest.fixture
 def stand_in(monkeypatch):
-    """Puts known responses in place of a model's: the text for the first key that a prompt holds;
-    returns the list of calls.
+    """A function that puts known responses in place of a model's; it returns the list of calls.
+
+    A prompt gets the text of the first key of `answers` that it contains.
     """
 
     def put(answers, truncated=()) -> list:
@@ -113,10 +112,10 @@ def rows_of(seed: int = 0, **scores: list) -> list[dict]:
 
 
 def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
-    """Problem means 1, 1/2, 0: mean 1/2, standard deviation 1/2, error 1/2 / sqrt(3). Pooled it
-    would be 0.151.
+    """Problem means 1, 1/2, 0: mean 1/2, standard deviation 1/2, error 1/2 / sqrt(3).
 
-    pass@k is 1 - C(n-c, k) / C(n, k), the mean over all draws of k without putting back.
+    Pooled samples would give an error of 0.151. pass@k is 1 - C(n-c, k) / C(n, k), the mean over
+    all draws of k without putting back.
     """
     rows = rows_of(a=[1] * 4, b=[1, 0, 1, 0], c=[0] * 4)
     found = summarise(rows, passes=(1, 2, 4, 5))
@@ -130,7 +129,7 @@ def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
 
 
 def test_what_could_not_be_graded_is_in_no_mean_and_counted():
-    """A problem of which nothing was graded is no problem; shares are of what was."""
+    """A problem without a graded sample does not count; shares are of the graded samples."""
     rows = rows_of(a=[1, None], b=[0, 0], c=[None, None])
     rows[2]["reason"] = rows[3]["reason"] = "truncated"
     found = summarise(rows)
@@ -142,8 +141,9 @@ def test_what_could_not_be_graded_is_in_no_mean_and_counted():
 
 
 def test_seeds_and_models_are_compared():
-    """Seeds' means 1/2 and 1: 3/4 ± 0.354. Models' differences by problem 1, 0, 1 have an error of
-    1/3; unpaired it would be larger.
+    """The seeds' means are 1/2 and 1: 3/4 ± 0.354.
+
+    Models' differences by problem are 1, 0, 1, with an error of 1/3; unpaired it would be larger.
     """
     found = summarise(rows_of(0, a=[1], b=[0]) + rows_of(7, a=[1], b=[1]))
     assert found["seeds"] == {"0": 0.5, "7": 1.0} and found["seed_mean"] == 0.75
@@ -153,8 +153,9 @@ def test_seeds_and_models_are_compared():
 
 
 def test_the_papers_numbers_average_to_what_it_prints():
-    """The two averages that are not those of their rows are its own. All 126 numbers were compared
-    with its text.
+    """The paper's averages are the means of their rows, but for two that the paper prints so.
+
+    All 126 numbers were compared with its text.
     """
     wrong, counted = [], 0
     for backbone, methods in paper_tables.PAPER.items():
@@ -175,8 +176,10 @@ def test_the_papers_numbers_average_to_what_it_prints():
 
 
 def test_several_benchmarks_end_in_their_average_beside_the_paper_s():
-    """Means .1 to .5 ± .01 give 30 ± .01 / sqrt(5). The paper's average of a whole suite is the one
-    that it prints. A gain of more than 1.96 standard errors is marked.
+    """Means .1 to .5 ± .01 give 30 ± .01 / sqrt(5).
+
+    The paper's average of a whole suite is the one that it prints. A gain of more than 1.96
+    standard errors is marked.
     """
     usual, models = (
         summarise(rows_of(a=[1], b=[0]), passes=(1,)) | {"error": 0.01},
@@ -199,7 +202,7 @@ def test_several_benchmarks_end_in_their_average_beside_the_paper_s():
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_row_of_the_published_layout_becomes_a_problem(name, load):
-    """Question and reference are where the set has them; another count is said aloud."""
+    """Question and reference are read from the set's columns; a wrong number of rows is noted."""
     case = PUBLISHED[name]
     loaded = load(name, [case["row"]])
     (problem,) = loaded.problems
@@ -225,7 +228,7 @@ def test_several_files_are_one_set_and_the_right_count_is_no_warning(tmp_path):
 
 
 def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeypatch):
-    """The first pattern that fits wins."""
+    """The first pattern that fits is used."""
     row = PUBLISHED["humaneval"]["row"]
     folder = tmp_path / "abcdef0123456789"
     (folder / "data").mkdir(parents=True)
@@ -240,14 +243,14 @@ def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeyp
 
 
 def test_bad_rows_are_one_sentence(load):
-    """With the file, the row and the remedy."""
+    """The sentence names the file, the row and the remedy."""
     for case in cases("published_wrong.jsonl"):
         with pytest.raises(BadInput, match=case["message"]):
             load(case["set"], [case["row"]])
 
 
 def test_names_and_suites_are_loaded_once_and_others_refused(monkeypatch):
-    """In the order asked for; the sentence lists those that there are."""
+    """Sets come in the order asked for; a refusal lists the names that exist."""
 
     def load_all(names, *data):
         return benchmarks.load_sets(names, data, "auto", make_embedded=lambda: "embedded")
@@ -269,8 +272,9 @@ def test_names_and_suites_are_loaded_once_and_others_refused(monkeypatch):
 
 
 def test_livecodebench_calls_and_window(load):
-    """A functional problem becomes a call; contests outside of the window are left out, its days
-    are in it.
+    """A functional problem becomes a call; contests outside of the window are left out.
+
+    The window's first and last day are in it.
     """
     call = LCB | dict(metadata='{"func_name": "add"}', starter_code="class Solution:")
     call |= dict(public_test_cases=json.dumps(CALLS), private_test_cases=pack(json.dumps(CALLS)))
@@ -284,8 +288,9 @@ def test_livecodebench_calls_and_window(load):
 
 
 def test_a_payload_that_does_not_decode_has_no_tests(tmp_path, stand_in, load, ask):
-    """Nothing in it is run, and its generations are infra errors whatever is answered: no pass, no
-    zero.
+    """Nothing in such a payload is run, and its generations are infra errors for any response.
+
+    They count neither as a pass nor as a zero.
     """
     text = LCB["private_test_cases"]
     packed = livecodebench_row(LCB | {"private_test_cases": pack(text)})
@@ -310,8 +315,9 @@ def test_a_payload_that_does_not_decode_has_no_tests(tmp_path, stand_in, load, a
 
 
 def test_known_answers_of_each_kind(stand_in, load, ask):
-    """Right, wrong, none and cut off, math and three kinds of programs, through the prompts and the
-    graders.
+    """Known responses get their verdicts, through the prompts and the graders.
+
+    They are right, wrong, without an answer and cut off, in math and three kinds of programs.
     """
     answers = {"#0": r"\boxed{0}", "#1": r"\boxed{2}", "#2": "2", "#3": r"\boxed{3}"}
     stand_in(answers, truncated=["#3"])
@@ -328,8 +334,10 @@ def test_known_answers_of_each_kind(stand_in, load, ask):
 
 
 def test_what_is_done_is_not_done_again_and_order_does_not_matter(stand_in, tmp_path, ask):
-    """Random numbers are the block's own, so a run that goes on draws what an uninterrupted one
-    would have drawn. Blocks that are not whole are removed, those of other sets are kept.
+    """An evaluation that continues draws the random numbers of an uninterrupted one.
+
+    They depend on the block alone. Blocks that are not whole are removed, those of other sets are
+    kept.
     """
     loaded, path = math_set(6), tmp_path / "generations.jsonl"
     calls = stand_in({"": r"\boxed{1}"})
@@ -368,8 +376,9 @@ def test_ranks_make_together_what_one_makes(stand_in, monkeypatch, ask):
 
 
 def test_the_limit_leaves_room_for_the_prompt(stand_in, tiny, ask):
-    """A long problem gets what its prompt leaves of the context, and none is left out. The lowest
-    limit holds: the set's own, or the protocol's.
+    """A long problem gets the rest of the context as its limit, and no problem is left out.
+
+    The lowest limit holds: the set's own, or the protocol's.
     """
     model, tokenizer = tiny
     context = evaluation.context_of(model)
@@ -388,7 +397,7 @@ def test_the_limit_leaves_room_for_the_prompt(stand_in, tiny, ask):
 
 
 def test_another_models_tokenizer_is_refused_for_the_embedded_set():
-    """It would read the problems in other tokens."""
+    """Such a model would read the problems in other tokens."""
     parts = benchmarks.embedded_set(2, 4, 0), Protocol(), ["one symbol"], "some/model"
     with pytest.raises(BadInput, match="not a model of the embedded task"):
         evaluation.as_task(*parts)

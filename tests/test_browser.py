@@ -1,7 +1,6 @@
-"""harness/page.html in a real browser: what pointing shows, the keyboard, hostile text, nothing
-leaves it.
+"""harness/page.html in a real browser: pointing, the keyboard, hostile text, and no requests.
 
-It needs Chromium or Chrome, and `pip install playwright`, and is skipped without.
+It needs Chromium or Chrome, and `pip install playwright`; otherwise it is skipped.
 """
 
 import math
@@ -43,9 +42,9 @@ def chromium():
 
 @pytest.fixture
 def look(chromium, tmp_path):
-    """From groups, or the name of a page, to the page in a browser, its text first changed.
+    """A function that opens groups, or a page of tests/cases/pages.jsonl, in a browser.
 
-    No request may leave it, and no error come.
+    `change` alters the page's text first. No request may leave the page, and no error may come.
     """
     asked, said = set(), []
     path = tmp_path / "page.html"
@@ -85,12 +84,12 @@ def foot(shown):
 
 
 def press(shown, name):
-    """Clicks a button."""
+    """Click a button."""
     shown.get_by_role("button", name=name).click()
 
 
 def click_at(shown, number, place, length):
-    """Clicks a token's place in the strip of its rollout."""
+    """Click a token's place in the strip of its rollout."""
     box = card(shown, number).locator("svg").bounding_box()
     shown.mouse.click(box["x"] + box["width"] * (place + 0.5) / length, box["y"] + 5)
 
@@ -126,7 +125,7 @@ def states_group():
 
 
 def test_pointing_at_a_token_lights_up_the_closest_opposing_span(look):
-    """Where it stands; the foot says its text, its rollout and the distance."""
+    """The span is marked in its rollout; the foot tells token, rollout and distance."""
     group = states_group()
     shown = look([group])
     for number, place in ((0, 1), (1, 13), (3, 23)):
@@ -155,8 +154,9 @@ def test_pointing_at_a_token_lights_up_the_closest_opposing_span(look):
 
 
 def test_the_keyboard_reaches_tokens_lines_groups_and_methods(look):
-    """Tab to a rollout, arrows to its tokens and lines; outside of rollouts arrows change the
-    group.
+    """Tab goes to a rollout, arrows to its tokens and lines.
+
+    Outside of rollouts arrows change the group.
     """
     shown = look("keys")
     for _ in range(20):
@@ -181,8 +181,9 @@ def test_the_keyboard_reaches_tokens_lines_groups_and_methods(look):
 
 
 def test_it_opens_on_an_error_about_the_middle_and_says_what_is_seen(look):
-    """Right answers with an error are right by luck, kinds are words, buttons change the method
-    over the rollouts.
+    """The page opens on an error about the middle, and buttons change the method over the rollouts.
+
+    Right answers with an error are called right by luck; kinds of errors are shown as words.
     """
     shown = look("middle")
     assert shown.locator("#choice").evaluate("choice => choice.selectedIndex") == 1
@@ -202,8 +203,9 @@ def test_it_opens_on_an_error_about_the_middle_and_says_what_is_seen(look):
 
 
 def test_it_opens_beside_a_right_rollout_without_an_error(look):
-    """Not on the clearer error whose closest rollout is right by luck; both lead, and the foot
-    covers neither.
+    """A clearer error is passed over if its closest rollout is right by luck.
+
+    Both rollouts come first, and the foot covers neither.
     """
     shown = look("pairs")
     assert marked(shown, "now") == (2, "d") and marked(shown, "there") == (3, "efgh")
@@ -216,7 +218,7 @@ def test_it_opens_beside_a_right_rollout_without_an_error(look):
 
 
 def test_the_foot_has_a_place_of_its_own(look):
-    """Below the rollouts, never over them; the keyboard scrolls the token into sight."""
+    """The foot is below the rollouts, never over them; the keyboard scrolls tokens into sight."""
     rows = []
     for number in (0, 1):
         span = [70, 80, 0.5, 1 - number, 70, 80]
@@ -232,8 +234,9 @@ def test_the_foot_has_a_place_of_its_own(look):
 
 
 def test_shades_can_begin_at_the_floor(look):
-    """The smallest weight of the group is then not shaded, the largest as before; GRPO has no
-    floor.
+    """The smallest weight of the group is then not shaded, the largest as before.
+
+    GRPO has no floor.
     """
     shown = look("floor")
     plain, above = ["0.200", "0.600", "1.000"], ["0.000", "0.500", "1.000"]
@@ -245,8 +248,10 @@ def test_shades_can_begin_at_the_floor(look):
 
 
 def test_equal_verdicts_give_no_credit_and_before_stands_beside_after(look):
-    """The half says so, nothing in it is shaded, and its weights of 1 count in no scale; the page
-    opens on neither, a button shows both.
+    """A half of equal verdicts says so; nothing in it is shaded.
+
+    Its weights of 1 count in no scale. The page opens on one group alone; a button shows both
+    halves.
     """
     shown = look("before and after")
     assert shown.locator("section").count() == 1
@@ -261,7 +266,9 @@ def test_equal_verdicts_give_no_credit_and_before_stands_beside_after(look):
 
 
 def test_controls_are_those_of_training(look):
-    """On a wrong rollout with an error, one without, a right one by luck, and one without a
+    """The page's `oracle` and `grpo` weights are those of training.
+
+    The rollouts are a wrong one with an error, one without, a right one by luck, and one without a
     verdict.
     """
     (rows,) = groups_of("controls")
@@ -282,8 +289,9 @@ def test_controls_are_those_of_training(look):
 
 
 def test_signs_and_unknown_weights_are_seen_without_colour(look):
-    """A negative weight turns the sign of A around and is wavy; an unknown one is dashed; so says
-    the legend.
+    """Negative weights, which turn the sign of A around, are wavy, and unknown ones are dashed.
+
+    The legend says so.
     """
     shown = look("signs")
     tokens = shown.locator("main .token")
@@ -298,9 +306,7 @@ def test_signs_and_unknown_weights_are_seen_without_colour(look):
 
 
 def test_hostile_text_is_shown_as_text(look):
-    """In every place, and even without the policy: no element, no script, no request comes
-    of it.
-    """
+    """Hostile text makes no element, script or request anywhere, even without the policy."""
     everything, flat = "".join(HOSTILE), [0.5] * len(HOSTILE)
     rows = []
     for number, error in enumerate(([1, HOSTILE[2], 3], [0, "__proto__", 1])):
@@ -328,7 +334,7 @@ def test_hostile_text_is_shown_as_text(look):
 
 
 def test_a_script_that_came_into_the_page_is_stopped(look):
-    """By the policy, as are its requests."""
+    """The policy stops the script and its requests."""
     foreign = "<script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">"
     foreign += "<link rel=stylesheet href=x.css><iframe src=y.html></iframe>"
     shown = look([[GOOD]], lambda text: text.replace("<header>", f"{foreign}<header>", 1))
@@ -336,7 +342,7 @@ def test_a_script_that_came_into_the_page_is_stopped(look):
 
 
 def test_a_long_group_is_whole_and_findable(look):
-    """8 x 3,000 tokens; the closest span is scrolled into sight inside of its card."""
+    """All of 8 x 3,000 tokens are shown; the closest span is scrolled into sight in its card."""
     group = long_group()
     for row in group:
         row["spans"] = [[1000, 1100, 0.5, 3 if row["score"] else 0, 2000, 2100]]

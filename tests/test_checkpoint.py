@@ -1,5 +1,6 @@
-"""harness/checkpoint.py: a run that was cut goes on as if it had not been, and nothing half-written
-is ever chosen.
+"""harness/checkpoint.py: a resumed run ends like an uninterrupted one.
+
+Nothing half-written is ever chosen.
 """
 
 import random
@@ -39,8 +40,9 @@ def whole(tmp_path_factory, taught):
 
 @pytest.fixture(scope="module", autouse=True)
 def cut(tmp_path_factory, taught):
-    """The same run in a process of its own, killed at a random moment after its first checkpoint,
-    while tests go on.
+    """The same run in a process of its own, killed at a random moment after its first checkpoint.
+
+    It runs while other tests go on.
     """
     out = tmp_path_factory.mktemp("cut")
     command = words_of(sys.executable, train.__file__, SIZES)
@@ -62,7 +64,7 @@ def cut(tmp_path_factory, taught):
 
 @pytest.fixture
 def copied(whole, tmp_path):
-    """That run in a folder that a test may harm."""
+    """The `whole` run in a folder that a test may harm."""
     return Path(shutil.copytree(whole, tmp_path / "copied"))
 
 
@@ -76,8 +78,9 @@ def steps_in(run: Path) -> list[int]:
 
 
 def test_two_steps_and_two_more_are_four(whole, taught, tmp_path, capsys):
-    """To the bit, in a new process's state: other random numbers drawn in between, another
-    --steps.
+    """Two steps and two more equal four to the bit.
+
+    They do so in a new process's state: other random numbers drawn in between, another --steps.
     """
     run_well(train, SIZES, "--model", taught, "--steps 2 --out", tmp_path)
     torch.manual_seed(123)
@@ -87,8 +90,9 @@ def test_two_steps_and_two_more_are_four(whole, taught, tmp_path, capsys):
 
 
 def test_metrics_and_samples_are_cut_back(whole, copied):
-    """From an earlier checkpoint, with a line half written at the end of each file: nothing is
-    twice, nothing lost.
+    """A run resumed from an earlier checkpoint writes no row twice and loses none.
+
+    A line half written stands at the end of each file.
     """
     for name in ("metrics.jsonl", "samples.jsonl"):
         with (copied / name).open("a") as file:
@@ -99,20 +103,20 @@ def test_metrics_and_samples_are_cut_back(whole, copied):
 
 
 def test_a_run_cut_in_its_last_evaluation_is_ended(whole, copied):
-    """All steps done: what is left is evaluated and saved."""
+    """After the last step only the evaluation and the saving are left, and are done."""
     shutil.rmtree(copied / "model")
     resume(copied)
     assert_same_run(whole, copied)
 
 
 def test_checkpoints_come_as_often_as_asked(copied):
-    """And after the last step; --keep of them stay."""
+    """One also comes after the last step; --keep of them stay."""
     resume(copied, "--steps 7 --save-every 2 --keep 2")
     assert steps_in(copied) == [6, 7]
 
 
 def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):
-    """What makes it one goes first."""
+    """The file that makes it a checkpoint is removed first."""
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -121,7 +125,7 @@ def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):
 
 
 def test_a_resumed_run_may_learn_more_slowly(copied):
-    """--lr 1e-12 after a divergence: the optimizer's saved rate does not win."""
+    """With --lr 1e-12 after a divergence, the optimizer's saved rate does not win."""
     folder = copied / "checkpoints" / "step-000003"
     resume(folder, "--lr 1e-12")
     before, after = (load_file(run / "model" / "model.safetensors") for run in (folder, copied))
@@ -139,14 +143,12 @@ def test_a_resumed_run_may_learn_more_slowly(copied):
     ],
 )
 def test_a_resumed_run_is_the_same_run(flags, words, whole, assert_refused):
-    """What would make it another is refused."""
+    """Flags that would make it another run are refused."""
     assert_refused(train.main, ["--resume", whole, *flags.split()], words)
 
 
 def test_an_unfinished_checkpoint_is_never_chosen(whole, copied, monkeypatch):
-    """A process that dies while it writes leaves a draft, which is not looked at and later
-    removed.
-    """
+    """A process that dies while it writes leaves a draft, which is ignored and later removed."""
     folder, steps = copied / "checkpoints", ["--resume", str(copied), "--steps", "6"]
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_whole", interrupt)
@@ -159,7 +161,7 @@ def test_an_unfinished_checkpoint_is_never_chosen(whole, copied, monkeypatch):
 
 
 def test_a_run_killed_at_a_random_moment_goes_on_exactly(whole, cut):
-    """kill -9 somewhere after the first checkpoint, then --resume: the run that nothing cut."""
+    """A run that kill -9 ended after its first checkpoint resumes to the uninterrupted one."""
     assert cut.wait() in (-signal.SIGKILL, 0)  # a fast machine may have ended it first
     resume(cut.folder)
     assert_same_run(whole, cut.folder)

@@ -1,4 +1,4 @@
-"""fast/decode.py: what rows that leave the batch change, which is time alone."""
+"""fast/decode.py: rows that leave the batch change the time alone."""
 
 from functools import partial
 
@@ -42,8 +42,11 @@ def counted(model) -> list[int]:
     ],
 )
 def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatch):
-    """Of prompts of unlike lengths, of one row alone, without stop ids, and of prompts that are
-    read once; a cache that cannot drop rows takes transformers' loop. Models that can pack do.
+    """Greedy tokens are those of transformers' loop.
+
+    So they are for prompts of unlike lengths, for one row alone, without stop ids, and for prompts
+    that are read once. A cache that cannot drop rows takes transformers' loop. Models that can pack
+    do.
     """
     monkeypatch.setattr(prefill, "SHORT", 0)
     model = family_model(family, **options)
@@ -69,8 +72,10 @@ def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatc
 
 
 def test_sampled_tokens_are_of_the_same_distribution():
-    """The same for a seed while no row has ended. After that: of 4,096 responses of at most three
-    of four tokens, as many of each kind as transformers' loop draws, by a chi-square test.
+    """For a seed, tokens are the same while no row has ended, and then of the same distribution.
+
+    Of 4,096 responses of at most three of four tokens there are as many of each kind as
+    transformers' loop draws, by a chi-square test.
     """
     model = family_model(vocab_size=4, spread=0.3)
     inputs = torch.tensor([[1, 2]]).expand(4096, 2), torch.ones(4096, 2, dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""eval.py, run in process as a user would: tables, files, going on, and what train.py writes."""
+"""eval.py, run in process as a user would: tables, files, resumption, and the runs of train.py."""
 
 import json
 import math
@@ -37,8 +37,9 @@ def results_of(out) -> dict:
 
 
 def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monkeypatch, capsys):
-    """The printed numbers are those of the file, and of results.json; from these, without a model,
-    they come again.
+    """The printed numbers are those of generations.jsonl and of results.json.
+
+    `--from` prints them again without a model.
     """
     out = tmp_path / "out"
     run_well(command, "--model", *models, SMALL, "--out", out, "--seeds 0 3 --pass-at 1 4")
@@ -73,8 +74,9 @@ def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monke
 
 
 def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypatch, assert_refused):
-    """Also where the last line was cut off; what is whole is not made again, and then
-    nothing is.
+    """An interrupted evaluation continues to the same rows, also after a line that is cut off.
+
+    Whole blocks are not made again; a third run makes nothing.
     """
     asked = words_of("--model", models[0], SMALL, "--out")
     part, path = [*asked, str(tmp_path / "part")], tmp_path / "part" / "generations.jsonl"
@@ -95,7 +97,7 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
 
 
 def test_other_settings_do_not_mix_with_what_is_there(tmp_path, assert_refused):
-    """Neither another temperature, nor other problems, nor other weights of the same name."""
+    """Another temperature, other problems or other weights of the same name are refused."""
     model = saved(tmp_path / "model", toy.make_model(1, seed=8))
     asked = words_of(SMALL, "--out", tmp_path / "out", "--model", model)
     run_well(command, *asked)
@@ -109,9 +111,10 @@ def test_other_settings_do_not_mix_with_what_is_there(tmp_path, assert_refused):
 
 
 def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
-    """Right, wrong, cut off, and a program; problem means 1/2, 0 and 1, so 1/2 ± 0.289. The same
-    again is no other. Another model is right where this one is right half of the time;
-    k is a seed's.
+    """The responses of a file are graded: right, wrong, cut off, and a program.
+
+    Problem means are 1/2, 0 and 1, so 1/2 ± 0.289. Grading the same file again changes nothing.
+    Another model is right where this one is right half of the time; k is a seed's.
     """
     out = tmp_path / "out"
     for _ in range(2):
@@ -127,8 +130,9 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
 
 
 def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsys, assert_refused):
-    """`train.py --eval-every` and `eval.py` on the checkpoints agree to the last row, also after
-    --resume.
+    """`train.py --eval-every` and `eval.py` on the checkpoints agree to the last row.
+
+    They do so after --resume, too.
     """
     run, out = tmp_path / "run", tmp_path / "out"
     flags = "--task embedded --toy-lines 1 --heldout 16 --eval-groups 4 --prompts-per-step 4"
@@ -165,8 +169,9 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
 
 
 def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
-    """Wherever it stands; NaN, a set without any verdict, is never best nor last, nor in a mean
-    over runs.
+    """A checkpoint whose average is NaN is never best nor last, nor in a mean over runs.
+
+    Its average is NaN where a set has no verdict.
     """
     nan = math.nan
     averages = {"a\x1b": [0.5, 0.9, 0.7], "b": [nan, 0.3, nan], "c": [nan, nan]}
@@ -185,8 +190,10 @@ def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
 
 
 def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path):
-    """A folder in runs/ has no name that tells; without this, base and trained would be asked
-    differently. Its held-out problems are the run's, but for what a flag says, were it 0.
+    """A trained model is asked in its base model's template, on its run's held-out problems.
+
+    The name of a folder in runs/ does not tell the template: base and trained would be asked
+    differently. A flag changes the held-out problems, even if its value is 0.
     """
     for name, origin in (("a", "Qwen/Qwen2.5-Math-7B"), ("b", str(tmp_path / "a" / "model"))):
         (tmp_path / name / "model").mkdir(parents=True)
@@ -200,7 +207,10 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
 
 
 def test_bad_input_is_one_sentence(models, tmp_path, monkeypatch, assert_refused):
-    """M is a model, `run` a run without --bench, and r.jsonl a row without an answer."""
+    """Each case of tests/cases/eval_refused.csv is refused.
+
+    M is a model, `run` a run without --bench, and r.jsonl a row without an answer.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "M").symlink_to(models[0])
     (tmp_path / "run").mkdir()

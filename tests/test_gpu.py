@@ -1,5 +1,6 @@
-"""What a GPU computes, against the CPU or against the plain way on the same GPU: `pytest -m gpu` on
-a fresh node.
+"""A GPU's results, against the CPU or against the plain way on the same GPU.
+
+    pytest -m gpu    # on a fresh node
 
 **Not run on a GPU yet**, only with DEVICE = "cpu": `varlen_attn` is SDPA, a CPU meets itself.
 """
@@ -65,7 +66,7 @@ def relative(ours: Tensor, expected: Tensor) -> float:
 
 @pytest.mark.parametrize("name", RACES)
 def test_minima_of_the_race_are_those_of_a_cpu(name):
-    """The same group on both."""
+    """A GPU finds the CPU's minima of the same group."""
     (costs, *sides, eps), *_ = race_problem(name)
     there = [side._replace(spans=Spans(*to_device(*side.spans))) for side in sides]
     found = race(costs.to(DEVICE), *there, eps, **LIMITS)
@@ -80,7 +81,7 @@ def test_minima_of_the_race_are_those_of_a_cpu(name):
     "options", [{}, dict(reading="cost"), dict(distance="chamfer"), dict(normalize="rollout")]
 )
 def test_weights_are_those_of_a_cpu(options, dtype):
-    """The fast hooks and the ablations on both, and the plain functions."""
+    """The plain functions, the fast hooks and the ablations give the same weights on both."""
     hidden, mask, correct = group(9)
     hidden = hidden.to(dtype)
     there = to_device(hidden, mask, correct)
@@ -108,8 +109,9 @@ def test_scores_and_gradients_are_those_of_a_cpu(tiny):
 
 
 def test_packed_rollouts_are_padded_ones():
-    """Against one rollout at a time in float32: equal in float32; by `varlen_attn` in bfloat16 as
-    good as padded.
+    """Packed gradients are compared with those of one rollout at a time in float32.
+
+    They are equal in float32; by `varlen_attn` in bfloat16 they are as good as padded ones.
     """
     half = family_model("qwen3", head_dim=128).bfloat16().to(DEVICE)
     whole = copy.deepcopy(half).float()
@@ -132,8 +134,9 @@ def steps_of(out: Path, *parts) -> list[dict]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_takes_a_step(method, tmp_path):
-    """Sampled, graded, credited and trained; a smoke test alternates verdicts, so that each group has
-    both.
+    """Every method samples, grades, gives credit and trains.
+
+    A smoke test alternates verdicts, so that each group has both.
     """
     flags = f"{RUN} --warmup-steps 1 --steps 1 --method {method} {NEEDS.get(method, '')}"
     [step] = steps_of(tmp_path, flags, "--out", tmp_path)
@@ -141,8 +144,9 @@ def test_every_method_takes_a_step(method, tmp_path):
 
 
 def test_one_rank_of_fsdp_and_its_checkpoint(tmp_path, monkeypatch):
-    """In bfloat16 each step moves the weights from a ratio of 1; --resume restores weights and
-    moments to the bit.
+    """In bfloat16 each step moves the weights from a ratio of 1.
+
+    --resume restores weights and moments to the bit.
     """
     kept = {}
 

@@ -1,5 +1,6 @@
-"""The house: six files at the root, and imports that run down. Read from the sources' own import
-lines.
+"""The layout of the repository: six files at the root, imports that run down, limits of size.
+
+All of it is read from the files' own text.
 """
 
 import ast
@@ -41,7 +42,7 @@ ROOMS = dict(
     learn=2162,
     tests=85980,
 )
-# What makes a line hard to read, outside of tests, at most.
+# Constructs that make a line hard to read, outside of tests, at most.
 DENSITY = {
     "assignments of several values": 49,
     "star arguments": 92,  # one of them calls what a learner has written
@@ -57,13 +58,13 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"
 PAGES += ROOT.glob("docs/*.ipynb")
 PROSE = re.compile(r'(?s)""".*?"""|#[^\n]*')  # of code
 OURS = re.compile(rf"`(?:--(?:no-)?|(?:{'|'.join(FLOOR)}|docs|tests)[./])([\w./-]+)")
-# Flags of others, and what `train.py` ends with.
+# Flags of other programs, and the ending of `train.py`.
 OTHERS = {"py", "num_processes", "index_url", "custom_advantage_function_path"}
 OTHERS.add("custom_megatron_before_log_prob_hook_path")
 
 
 def room_of(path: Path) -> str:
-    """A root file, or a folder."""
+    """The name of a root file, or of the folder that a file is in."""
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
@@ -78,7 +79,7 @@ def dotted(path: Path) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """All that a file imports, anywhere in it, by dotted names."""
+    """The dotted names of all imports of a file, anywhere in it."""
     return names_in(ast.walk(tree_of(path)))
 
 
@@ -88,7 +89,7 @@ def packages(names: Iterable[str]) -> set[str]:
 
 
 def names_in(nodes: Iterable[ast.AST]) -> set[str]:
-    """All that these statements import, by dotted names."""
+    """The dotted names of all imports among these nodes."""
     names = set()
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -99,8 +100,9 @@ def names_in(nodes: Iterable[ast.AST]) -> set[str]:
 
 
 def test_the_root_is_the_paper():
-    """Its tracked Python is exactly the six files; every other file stands in one of the rooms,
-    whose `__init__` is empty.
+    """The root's tracked Python is exactly the six files.
+
+    Every other file stands in one of the rooms, whose `__init__` is empty.
     """
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
@@ -113,8 +115,9 @@ def test_the_root_is_the_paper():
 
 
 def test_imports_run_down():
-    """From a higher floor to a lower one, or within a room; nothing but `studies` imports a
-    command.
+    """Imports go from a higher floor to a lower one, or within a room.
+
+    Nothing but `studies` imports a command.
     """
     arrows = set()
     for path in SOURCES:
@@ -126,12 +129,12 @@ def test_imports_run_down():
 
 
 def test_no_file_imports_itself_in_a_circle():
-    """Nor do the files within a room, each of which can be read after those that it imports."""
+    """No imports form a circle, not even within a room: each file can be read after its imports."""
     TopologicalSorter({dotted(path): imported(path) for path in SOURCES}).prepare()
 
 
 def test_no_test_imports_a_test():
-    """What several of them make stands in tests/made.py."""
+    """Functions that several test files need stand in tests/made.py."""
     for path in TESTS:
         assert not [name for name in imported(path) if name[:5] == "test_"], path
 
@@ -147,8 +150,9 @@ def test_what_few_need_is_imported_where_it_is_needed():
 
 
 def test_the_paper_s_files_import_what_the_paper_needs():
-    """shear.py nothing of ours but sinkhorn.py, rewards.py nothing but grading/. What is to be
-    learnt needs these files alone.
+    """Of our files shear.py imports sinkhorn.py alone, and rewards.py grading/ alone.
+
+    The exercises in learn/ need only the paper's files.
     """
     assert packages(imported(ROOT / "shear.py")) & set(FLOOR) == {"sinkhorn"}
     assert packages(imported(ROOT / "rewards.py")) & set(FLOOR) == {"grading"}
@@ -173,8 +177,9 @@ def test_train_py_reads_eleven_modules_of_ours():
 
 
 def test_a_method_is_known_to_the_table_and_to_its_function():
-    """Below the studies no other file names one, but for the dictionary of functions: they ask
-    `credit.table` what it needs.
+    """Below the studies only the table and the dictionary of functions name a method.
+
+    All other files ask `credit.table` what a method needs.
     """
     other_words = {*NEEDS, "shear", "entropy"}  # needs, the default and the project, a metric
     for path in SOURCES:
@@ -185,14 +190,15 @@ def test_a_method_is_known_to_the_table_and_to_its_function():
 
 
 def test_a_public_name_stands_for_one_thing():
-    """Of functions and classes; `grading` runs in a sandbox of its own, so its names count by
-    themselves, and an exercise has the name of its solution.
+    """No two public functions or classes share a name, but for those listed here.
+
+    `grading/inside/` runs in a sandbox, so its names count by themselves; an exercise has the name
+    of its solution.
     """
     hooks = {"token_distances", "pack", "shear_weights"}  # fast versions with the paper's signature
     of_commands = {"main", "make_parser"}  # and ARGS, a constant
-    of_tasks = {
-        *"task make_problem make_problems demonstrate first_error rephrase warm_up".split()
-    }  # that make their own
+    # of tasks that make their own problems
+    of_tasks = {*"task make_problem make_problems demonstrate first_error rephrase warm_up".split()}
     places = {}
     for path in SOURCES:
         if path.name == "exercises.py":
@@ -204,7 +210,7 @@ def test_a_public_name_stands_for_one_thing():
     assert not {
         name: paths for name, paths in twice.items() if name not in hooks | of_commands | of_tasks
     }
-    assert twice.keys() >= hooks  # an exception that is none any more goes
+    assert twice.keys() >= hooks  # remove an exception that is no longer needed
 
 
 def documentation_and_types(tree: ast.Module) -> set[ast.AST]:
@@ -220,8 +226,10 @@ def documentation_and_types(tree: ast.Module) -> set[ast.AST]:
 
 
 def size_of(path: Path) -> int:
-    """Nodes of the syntax tree, strings counted by their words, so that neither a line break nor a
-    docstring nor a type counts. Operators and contexts belong to the nodes that have them.
+    """The number of nodes in a file's syntax tree, with strings counted by their words.
+
+    So neither a line break nor a docstring nor a type counts. Operators and contexts belong to the
+    nodes that have them.
     """
     tree = tree_of(path)
     free = documentation_and_types(tree)
@@ -236,8 +244,9 @@ def size_of(path: Path) -> int:
 
 
 def test_rooms_stay_as_small_as_they_are():
-    """In size, at most: what is added to a room pays for itself there, or the number is changed on
-    purpose.
+    """No room is larger than its limit.
+
+    An addition pays for itself in its room, or the limit is raised on purpose.
     """
     sizes = dict.fromkeys(ROOMS, 0)
     for path in [*SOURCES, *TESTS]:
@@ -277,13 +286,13 @@ def test_lines_stay_easy_to_read():
 
 
 def anchors_of(page: Path) -> set[str]:
-    """Of its headings, as GitHub makes them."""
+    """The anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"(?m)^#+ (.+)$", page.read_text())
     return {re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-") for name in headings}
 
 
 def test_links_hold():
-    """Those within the repository, of README, CONTRIBUTING and docs/."""
+    """Links within the repository, in README, CONTRIBUTING and docs/, have a target."""
     for page in PAGES:
         for target in re.findall(r'(?:\]\(|src="|srcset=")(?!http)([^)"\s]+)', page.read_text()):
             path, _, anchor = target.partition("#")
@@ -293,8 +302,9 @@ def test_links_hold():
 
 
 def test_names_in_backticks_exist():
-    """Flags, files and dotted names of ours, in guides, docstrings and comments; records may name
-    code that was removed.
+    """Flags, files and dotted names of ours exist, in guides, docstrings and comments.
+
+    Records may name code that was removed.
     """
     words = OTHERS | {path.stem.replace("-", "_") for path in [*PAGES, *SOURCES, *TESTS]}
     texts = {page: page.read_text() for page in PAGES if "records" not in page.parts}

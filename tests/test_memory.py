@@ -1,6 +1,4 @@
-"""harness/memory.py against counts by hand, and the table of docs/hardware.md against its
-script.
-"""
+"""harness/memory.py against counts by hand, and a table of docs/hardware.md against its script."""
 
 import math
 import re
@@ -33,8 +31,9 @@ def flags(**changes) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def documented() -> dict:
-    """The names of docs/records/memory_table.py, `large` and `small` of them; and what it has
-    `printed`.
+    """The names of docs/records/memory_table.py, with the lines that it `printed`.
+
+    Two of them, `large` and `small`, are models' configurations.
     """
     printed = []
     names = {"print": printed.append, "printed": printed}
@@ -43,8 +42,9 @@ def documented() -> dict:
 
 
 def test_the_table_is_what_its_script_prints(documented):
-    """Row by row; the models have the published numbers of parameters, of which tied ones count
-    once.
+    """The table's rows are those that the script prints.
+
+    The models have the published numbers of parameters, of which tied ones count once.
     """
     assert documented["printed"] == re.findall(r"GPU.* \| ([\d.]+ \| [\d.]+ \| [\d.]+) \|\n", PAGE)
     assert len(documented["printed"]) == 5
@@ -58,11 +58,13 @@ def in_bytes(parts: dict, names: str) -> list[int]:
 
 
 def test_parts_are_those_counted_by_hand():
-    """Of a tiny model on four ranks, of which --shard-over makes pairs; with an adapter; on one
-    rank alone.
+    """The predicted parts of a tiny model are those counted by hand.
+
+    They are of four ranks, of pairs of these (--shard-over), with an adapter, and of one rank
+    alone.
     """
     sizes = flags(prompts_per_step=8, rollouts_per_prompt=4, max_tokens=44)
-    # 8 rollouts a rank, 300 tokens each; keys and values of 3 layers, one head of 4 numbers;
+    # 8 rollouts per rank, 300 tokens each; keys and values of 3 layers, one head of 4 numbers;
     # logits; prefill
     generating = 8 * (300 * 2 * 3 * 1 * 4 * 2 + 16 * 10 + 256 * (6 * 8 + 3 * 16) * 2)
     expected = {
@@ -89,8 +91,9 @@ def test_parts_are_those_counted_by_hand():
 
 
 def test_a_rollout_s_bytes_and_how_many_fit(documented, monkeypatch):
-    """Four fifths of what is free, in the model's dtype; at least one. A head's own width
-    is read.
+    """Rollouts fill four fifths of the free memory, in the model's dtype, and are at least one.
+
+    A head's own width is read.
     """
     # 3 layers, one head of 4 numbers; 2 query heads; 10 logits
     model = AutoModelForCausalLM.from_config(TINY)
@@ -116,7 +119,7 @@ def test_a_rollout_s_bytes_and_how_many_fit(documented, monkeypatch):
 
 @pytest.fixture
 def plan(documented, monkeypatch):
-    """Plans a run of 7.6B parameters on GPUs of this room, and with this much free disk, in GB."""
+    """A function that plans a run of 7.6B parameters, given a GPU's room and free disk in GB."""
 
     def plan(room: float, free: float, world: int, **changes) -> list[str]:
         monkeypatch.setattr(memory, "room_gb", lambda device: room)
@@ -129,7 +132,7 @@ def plan(documented, monkeypatch):
 
 @pytest.mark.parametrize("room, free, warnings", [(80, 999, 0), (32, 999, 1), (32, 300, 2)])
 def test_the_plan_of_the_papers_recipe(room, free, warnings, plan, documented):
-    """AdamW fits eight GPUs of 80 GB; what the plan says, and where it warns."""
+    """AdamW fits eight GPUs of 80 GB; the plan says so in numbers, and warns of too little room."""
     first, disk, *others = plan(room, free, 8)
     sampling = memory.predict(documented["large"], flags(), 8, room)["sampling"]
     words = f"memory per rank, predicted: 26.7 GB stay; sampling {sampling:.1f} GB, training "
@@ -146,7 +149,7 @@ def test_the_plan_of_the_papers_recipe(room, free, warnings, plan, documented):
     ],
 )
 def test_what_can_never_fit_is_refused(room, free, force, words, plan):
-    """18 bytes a parameter on one GPU. --force goes on, but needs a disk."""
+    """18 bytes per parameter do not fit one GPU; --force goes on, but needs a disk."""
     with pytest.raises(BadInput, match=words):
         plan(room, free, 1, force=force)
     assert plan(1, 999, 1, force=True)

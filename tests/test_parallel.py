@@ -1,7 +1,6 @@
-"""harness/parallel.py: two ranks do what one does, with whole or sharded weights, and the sampler
-follows.
+"""harness/parallel.py: two ranks do the work of one, with whole or sharded weights.
 
-The checks on two ranks run once, over gloo; the ranks leave what they saw.
+The checks on two ranks run once, over gloo; the ranks leave their results.
 """
 
 import contextlib
@@ -45,8 +44,9 @@ CASES = {
 
 
 def grade(response: str, reference) -> Verdict:
-    """Right or wrong by the text alone, and one without a verdict, so that ranks have
-    unequal work.
+    """A verdict of right or wrong by the text alone.
+
+    One response has no verdict, so that ranks have unequal work.
     """
     return (
         Verdict(None, "infra_error")
@@ -58,9 +58,7 @@ def grade(response: str, reference) -> Verdict:
 def one_step(
     ranks: Ranks, rollouts: Rollouts, flags: list[str]
 ) -> tuple[dict[str, torch.Tensor], dict]:
-    """The change that `train.train_step` makes to each weight, given these rollouts; and its
-    metrics.
-    """
+    """The change of each weight by `train.train_step`, given these rollouts, and its metrics."""
     config = configured([*FLAGS, *flags])
     torch.manual_seed(1)  # on both ranks one model
     problems = [{"problem": str(i), "answer": rollouts.texts[5]} for i in range(6)]
@@ -91,7 +89,7 @@ def one_step(
 
 
 def on_two_ranks(folder: Path, rollouts: Rollouts, taught: str) -> None:
-    """What each rank does; the main one writes it down."""
+    """The work of each rank; the main one writes down its results."""
     ranks = parallel.join("cpu")
     tensors = parallel.gather([torch.full((2,), ranks.rank), "x"], ranks)
     seen = {
@@ -123,7 +121,7 @@ def on_two_ranks(folder: Path, rollouts: Rollouts, taught: str) -> None:
         train.main([*sizes, taught, "--steps", "1", "--name", "parts"]),
         train.main(["--resume", str(folder / "parts"), "--steps", "2"]),
     ]
-    # and both have written what they write
+    # both ranks get here, and the runs succeeded
     assert parallel.gather(statuses, ranks) == [[0, 0, 0]] * 2
     # a folder that one rank alone cannot read
     with contextlib.redirect_stderr(io.StringIO()) as said:
@@ -135,7 +133,7 @@ def on_two_ranks(folder: Path, rollouts: Rollouts, taught: str) -> None:
 
 
 def test_other_ranks_draw_no_bars(monkeypatch):
-    """Whatever a bar asks for."""
+    """No bar is drawn, whatever its options."""
     monkeypatch.setattr(tqdm, "__init__", tqdm.__init__)
     for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
         monkeypatch.setattr(parallel.dist, name, lambda value=value: value)
@@ -145,9 +143,7 @@ def test_other_ranks_draw_no_bars(monkeypatch):
 
 @pytest.fixture(scope="module")
 def two(taught, tmp_path_factory):
-    """The folder that two ranks left, the rollouts given to them and to one rank, and what they
-    saw.
-    """
+    """The folder that two ranks left, the rollouts given to them and to one rank, and results."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("two")
@@ -160,8 +156,9 @@ def two(taught, tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES)
 def test_two_ranks_make_the_update_of_one(two, case):
-    """Given the same rollouts, the weights' change agrees to 1e-4 (relative L2) in float32 at lr
-    1e-3.
+    """Given the same rollouts, two ranks change the weights as one does.
+
+    The changes agree to 1e-4 (relative L2) in float32 at lr 1e-3.
     """
     folder, rollouts, seen = two
     other, is_rounded = torch.load(folder / f"{case}.pt"), case == "bfloat16"
@@ -181,8 +178,9 @@ def test_two_ranks_make_the_update_of_one(two, case):
 
 
 def test_what_ranks_share_and_gather(two):
-    """Everything once, in the order of the ranks. The checksum is another one each time weights
-    change; ranks that disagree raise, naming themselves.
+    """Ranks share and gather everything once, in their order.
+
+    The checksum differs each time weights change; ranks that disagree raise, naming themselves.
     """
     _, _, seen = two
     assert seen["gathered"] == [[0, 0], [1, 1]] and seen["total"] == {"a": 2, "b": 1}
@@ -192,8 +190,9 @@ def test_what_ranks_share_and_gather(two):
 
 
 def test_a_step_on_two_ranks_and_one_more_are_two(two):
-    """To the bit: weights, metrics but seconds, samples; and the folder is one that transformers
-    loads.
+    """Weights, metrics but seconds, and samples are equal to the bit.
+
+    The folder is one that transformers loads.
     """
     folder, _, _ = two
     assert_same_run(folder / "parts", folder / "whole")
@@ -203,7 +202,7 @@ def test_a_step_on_two_ranks_and_one_more_are_two(two):
 
 
 def test_one_rank_goes_on_from_a_checkpoint_of_two(two, capsys):
-    """Weights and moments to the bit; and it is said that random numbers differ from here on."""
+    """Weights and moments are equal to the bit; a note says that random numbers now differ."""
     path, _ = checkpoint.find(two[0] / "parts")
     model = toy.make_model(1, seed=5)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -221,7 +220,7 @@ def test_one_rank_goes_on_from_a_checkpoint_of_two(two, capsys):
 
 
 def test_bad_input_on_one_rank_ends_all_with_one_sentence(two):
-    """Which the first rank says, whoever saw it."""
+    """The first rank prints the sentence, whichever rank raised it."""
     folder, _, seen = two
     first, other = seen["refusal"]
     assert seen["refused"] == [2, 2] and other == ""
@@ -243,8 +242,9 @@ def test_more_ranks_than_work_are_refused():
     ],
 )
 def test_a_rank_that_fails_ends_the_others(end, status, said, tmp_path, capsys):
-    """Rank 0 would wait for hours. To bad input's status, which is its own, the launcher adds
-    nothing.
+    """The launcher ends rank 0, which would wait for hours.
+
+    It adds no message to the status of bad input, which has its own.
     """
     script = tmp_path / "script.py"
     script.write_text(f"import os, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(7200)")
@@ -253,7 +253,7 @@ def test_a_rank_that_fails_ends_the_others(end, status, said, tmp_path, capsys):
 
 
 def test_checksums_of_shards_add_up_and_one_bit_shows():
-    """In float32 and bfloat16; equal tensors at different places count differently."""
+    """This holds in float32 and bfloat16; equal tensors at different places count differently."""
     for dtype in (torch.float32, torch.bfloat16):
         values = torch.randn(10, 3).to(dtype)
         whole = checksum(values, 4)
@@ -265,7 +265,7 @@ def test_checksums_of_shards_add_up_and_one_bit_shows():
 
 
 def test_a_rank_on_a_gpu_leaves_cudnn_s_attention_alone(monkeypatch):
-    """It would build a plan for every new shape."""
+    """CuDNN's attention would build a plan for every new shape."""
     monkeypatch.setattr(torch.cuda, "set_device", lambda place: None)
     assert torch.backends.cuda.cudnn_sdp_enabled()
     try:

@@ -1,6 +1,4 @@
-"""harness/report.py: the numbers of a step, which group is shown, and the lines that a user
-reads.
-"""
+"""harness/report.py: a step's numbers, the group that is shown, and the lines that a user reads."""
 
 import dataclasses
 import math
@@ -49,9 +47,11 @@ def step():
 
 
 def test_step_metrics_are_those_of_the_batch(step):
-    """Weights count where A is not 0; a problem is solved by one right rollout; a method's own
-    numbers pass; sides of the first error are the mixed group's alone, and none where the task does
-    not know it.
+    """The metrics of a step are those computed by hand.
+
+    Weights count where A is not 0; a problem is solved by one right rollout; a method's own numbers
+    are passed on. Sides of the first error are the mixed group's alone, and absent where the task
+    does not know it.
     """
     tokenizer, task, batch, weights = step
     error = toy.FirstError(12, "final", 16)
@@ -75,7 +75,7 @@ def test_step_metrics_are_those_of_the_batch(step):
 
 
 def test_samples_are_of_the_first_mixed_group(step, monkeypatch):
-    """With verdicts, the true first error, one weight per token, and its spans."""
+    """Rows have verdicts, the true first error, one weight per token, and the rollout's spans."""
     monkeypatch.setattr(report, "closest_in", lambda *inputs: [[]] * 2)
     tokenizer, task, batch, weights = step
     parts = 6, tokenizer, task, batch, "shear", Shear()
@@ -93,8 +93,9 @@ def test_samples_are_of_the_first_mixed_group(step, monkeypatch):
 
 
 def test_example_marks_the_line_of_the_first_error(step):
-    """Mean weight of each line; a rollout whose error is its first token has no "before" and is not
-    shown.
+    """Each line is shown with its mean weight.
+
+    A rollout whose error is its first token has no "before" and is not shown.
     """
     tokenizer, _, batch, weights = step
     marked = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
@@ -104,8 +105,10 @@ def test_example_marks_the_line_of_the_first_error(step):
 
 
 def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
-    """Numbers written out; what is rare has a row of its own where it is not 0, and so have
-    benchmarks. Seconds of a phase add up.
+    """The printed rows are the ones written here.
+
+    Rare counts have a row of their own where they are not 0, and so have benchmarks. Seconds of a
+    phase add up.
     """
     times = SimpleNamespace(perf_counter=Mock(side_effect=[0, 1, 3, 7.5]))
     monkeypatch.setattr(report, "time", times)
@@ -130,8 +133,9 @@ def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
 
 
 def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp_path, monkeypatch):
-    """Steps logged without them leave a gap. The floor is there if eps is known; the axes of the
-    weights begin below 0.
+    """Steps logged without such weights leave a gap.
+
+    The floor is there if eps is known; the axes of the weights begin below 0.
     """
     drawn = []
     save = "matplotlib.figure.Figure.savefig"
@@ -155,8 +159,9 @@ def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp
 
 
 def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsys):
-    """The plan wraps its notes and leaves the settings to config.json; the end compares, and names
-    the next command.
+    """The plan wraps its notes; the end compares, and names the next command.
+
+    The settings are left to config.json.
     """
     monkeypatch.chdir(tmp_path)
     config, folder = configured([]), Path("runs/embedded-shear-1")
@@ -190,7 +195,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
 
 
 def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys):
-    """Of the main rank; on a terminal there is a bar in its place."""
+    """Only the main rank prints it; on a terminal there is a bar in its place."""
     monkeypatch.setattr(report, "SILENCE", 0)
     model = torch.nn.Identity()
     rollouts = CausalLMOutput(logits=torch.zeros(3, 1, 2))
@@ -202,8 +207,9 @@ def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys
 
 
 def test_equal_rewards_are_explained(tmp_path, capsys):
-    """By how many responses are cut off or have no answer, with flags to change; after two steps
-    that are alike.
+    """After two steps of equal rewards a note gives likely causes, with flags to change.
+
+    The causes are the shares of responses that are cut off or have no answer.
     """
     config = configured(["--model", "M", "--method", "grpo"])
     for first, second in ((0, 0), (1, 1), (0.5, 0.5), (0.25, 0)):

@@ -1,5 +1,6 @@
-"""What depends on --seed, the step and the rank: problems, weights, updates, noise (a sampler's
-next random number).
+"""What depends on --seed, the step and the rank: problems, weights, updates, noise.
+
+Noise is a sampler's next random number.
 """
 
 from dataclasses import replace
@@ -43,8 +44,9 @@ def texts(problems: list[dict]) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory):
-    """For seeds 0, 0 and 1: the run, its benchmarks, and what its lessons, which teach nothing,
-    forbid and show.
+    """For seeds 0, 0 and 1: the run, its benchmarks, and its lessons' forbidden and shown problems.
+
+    The lessons teach nothing.
     """
     made, lessons, plain = [], [], toy.demonstrations
     order = []
@@ -75,8 +77,9 @@ def starts(tmp_path_factory):
 
 
 def test_what_a_run_starts_from_depends_on_its_seed(starts):
-    """And on nothing else: problems, weights, adapter, what is demonstrated. No lesson shows what
-    is held out.
+    """Problems, weights, adapter and demonstrations depend on the seed and on nothing else.
+
+    No lesson shows a held-out problem.
     """
     facts = []
     for run, sets, lessons in starts:
@@ -93,7 +96,7 @@ def test_what_a_run_starts_from_depends_on_its_seed(starts):
 
 
 def test_what_is_held_out_of_a_file_depends_on_the_seed(qwen_folder, tmp_path):
-    """On nothing else."""
+    """The held-out problems depend on nothing else."""
     path = tmp_path / "problems.jsonl"
     append_rows(path, [{"problem": str(number), "answer": "1"} for number in range(40)])
     words = words_of("--model", qwen_folder, "--data", path, "--heldout 8 --eval-groups 8")
@@ -106,8 +109,9 @@ def test_what_is_held_out_of_a_file_depends_on_the_seed(qwen_folder, tmp_path):
 
 @pytest.fixture
 def asked(starts, monkeypatch):
-    """What a part of a run asks the sampler, given the seed and the rank of two, and which rollouts
-    it learns from.
+    """A function that records how a part of a run calls the sampler, and its order of rollouts.
+
+    It takes the seed, and the rank of two.
     """
     calls, orders, (first, sets, _) = [], [], starts[0]
 
@@ -130,9 +134,7 @@ def asked(starts, monkeypatch):
     def ask(
         part, *inputs, seed: int = 0, rank: int = 0, sets=sets
     ) -> tuple[list[Asked], list[list[int]]]:
-        """Of this part of seed 0's run, as if it had been given another seed: its problems are the
-        same.
-        """
+        """Run this part of seed 0's run with another seed; its problems stay the same."""
         torch.manual_seed(99)  # what was drawn before must not matter
         calls.clear()
         orders.clear()
@@ -145,8 +147,9 @@ def asked(starts, monkeypatch):
 
 
 def test_steps_differ_by_seed_step_and_rank(asked):
-    """Noise by all three; problems, also those that replace others, by seed, step and round;
-    updates by two.
+    """Noise differs by all three, the order of updates by seed and step.
+
+    Problems, also those that replace others, differ by seed, step and round.
     """
     places, seen = [*product((0, 1), (2, 1, 0), (0, 1))], {}
     for seed, step, rank in places:
@@ -168,7 +171,7 @@ def test_steps_differ_by_seed_step_and_rank(asked):
 
 
 def test_evaluations_before_and_after_have_one_noise_that_no_step_has(asked):
-    """By seed and rank; greedily first, then at the run's temperature."""
+    """Noise differs by seed and rank; greedy sampling comes first, then the run's temperature."""
     noises = set()
     for seed, rank in product((0, 1), (0, 1)):
         of_rank = dict(seed=seed, rank=rank)
@@ -181,8 +184,9 @@ def test_evaluations_before_and_after_have_one_noise_that_no_step_has(asked):
 
 
 def test_benchmarks_differ_by_seed_and_name_alone(asked):
-    """Not by the step, so that a model's score moves with its weights; nor by what was asked
-    before.
+    """Benchmarks do not differ by the step, so that a model's score moves with its weights.
+
+    Nor do they differ by the benchmarks asked before.
     """
     (loaded,) = asked.sets
     other = replace(loaded, benchmark=replace(loaded.benchmark, name="another"))

@@ -19,7 +19,7 @@ ROW = METRICS | {"step": 2, "bench": {"aime24": {"mean": 0.25, "error": 0.1, "no
 
 
 def test_nothing_is_tracked_on_other_ranks(tmp_path):
-    """No package is imported, no file is made."""
+    """On another rank no package is imported and no file is made."""
     with step_log(CONFIG, tmp_path / "run", Ranks(1, 1, None)) as log:
         log(ROW, [])
     assert "wandb" not in sys.modules and not list(tmp_path.iterdir())
@@ -27,8 +27,9 @@ def test_nothing_is_tracked_on_other_ranks(tmp_path):
 
 @pytest.mark.parametrize("grouped", [False, True])
 def test_wandb_gets_flat_numbers(grouped, tmp_path, monkeypatch):
-    """Our process group stays. A run that fails is not finished: wandb does that as Python ends,
-    with its status.
+    """Numbers reach wandb under flat names, and our process group stays.
+
+    A run that fails is not finished: wandb does that as Python ends, with its status.
     """
     started, logged, finished = [], [], []
 
