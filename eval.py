@@ -49,7 +49,7 @@ KINDS = "protocol", "data", "models"  # the parts of settings.json that must not
 
 @run_command(memory="lower --generate-batch or --max-tokens")
 def main(argv: list[str] | None = None) -> int | None:
-    """Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
+    """Run the command; the exit status is 0, 2 for bad input, or 130 after Ctrl-C."""
     config = check_eval(parse_eval(argv))
     machine = resolve_machine(config.machine)
     config = dataclasses.replace(config, machine=machine)

@@ -104,7 +104,7 @@ def as_html(groups: list[list[dict]], title: str, task: str = "") -> str:
 def groups_as_json(groups: list[list[dict]]) -> str:
     """The parts of the rows that the page shows, as ASCII text that holds no markup.
 
-    Nan and inf, which JSON lacks, are null.
+    NaN and inf, which JSON lacks, are null.
     """
     shown = []
     for group in groups:

@@ -117,7 +117,7 @@ def has_floor(credit: Credit) -> bool:
 
 
 def floor_note(metrics: dict, config: TrainConfig) -> str:
-    """Nbar and the floor of the first step's weights, in words.
+    """The note on nbar and the floor of the first step's weights.
 
     Where nearly all weights are alike, it also says what to lower.
     """
@@ -166,7 +166,7 @@ def step_metrics(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -
 
 
 def batch_weights(batch: Batch) -> Tensor:
-    """The weights (B, T) that the batch's token advantages amount to."""
+    """The weights (B, T) that give the batch's token advantages."""
     return effective_weights(batch.token_advantages, batch.advantages, batch.rollouts.mask)
 
 
@@ -325,7 +325,7 @@ def write_evaluation(folder: Path, when: str, found: dict) -> None:
 
 
 def span_note(length: float, shear: Shear) -> str:
-    """The number of spans in a response of the median `length`, in words.
+    """The note on the number of spans in a response of the median `length`.
 
     With one span all tokens of a response get the same weight; the note then warns.
     """

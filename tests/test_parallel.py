@@ -265,7 +265,7 @@ def test_checksums_of_shards_add_up_and_one_bit_shows():
 
 
 def test_a_rank_on_a_gpu_leaves_cudnn_s_attention_alone(monkeypatch):
-    """CuDNN's attention would build a plan for every new shape."""
+    """Attention by cuDNN would build a plan for every new shape."""
     monkeypatch.setattr(torch.cuda, "set_device", lambda place: None)
     assert torch.backends.cuda.cudnn_sdp_enabled()
     try:

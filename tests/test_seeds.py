@@ -96,7 +96,7 @@ def test_what_a_run_starts_from_depends_on_its_seed(starts):
 
 
 def test_what_is_held_out_of_a_file_depends_on_the_seed(qwen_folder, tmp_path):
-    """The held-out problems depend on nothing else."""
+    """The problems held out of a file depend on the seed alone."""
     path = tmp_path / "problems.jsonl"
     append_rows(path, [{"problem": str(number), "answer": "1"} for number in range(40)])
     words = words_of("--model", qwen_folder, "--data", path, "--heldout 8 --eval-groups 8")
