@@ -55,8 +55,9 @@ def save(
     keep: int,
     settings: dict,
 ) -> None:
-    """Write the checkpoint of `step` steps done; every rank must call it, with `sampler`
-    refreshed.
+    """Write the checkpoint of `step` steps done.
+
+    Every rank must call it, with `sampler` refreshed.
     """
     folder = run / "checkpoints" / f"step-{step:06d}"
     draft = run / "checkpoints" / f".writing-{step}"
@@ -119,8 +120,9 @@ def report_of(path: Path) -> dict:
 
 
 def load(path: Path, policy: Policy, optimizer: Optimizer, ranks: Ranks) -> None:
-    """Weights and moments as they were, --lr as it is now; every rank must call it. Raises
-    BadInput.
+    """Load weights and moments as they were; --lr is as it is now.
+
+    Every rank must call it. Raises BadInput.
     """
     made_by = report_of(path)["ranks"]
     if made_by != ranks.world and ranks.main:

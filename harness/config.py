@@ -160,9 +160,7 @@ class TrainMachine(Machine):
     force: bool = False
     """Train even if the predicted memory exceeds the available memory."""
     shard_over: Natural = 0
-    """Number of processes that share one copy of the weights; 0: all. On several nodes: GPUs per
-    node.
-    """
+    """Processes that share one copy of the weights; 0: all. On several nodes: GPUs per node."""
     recompute: bool = True
     """Recompute activations in the backward pass."""
 
@@ -285,8 +283,9 @@ def given_flags(argv: Sequence[str] | None) -> tuple[str, ...]:
 def parse(
     kind: type[Config], argv: Sequence[str] | None, prog: str, default: Config | None = None
 ) -> Config:
-    """The flags of a command over their defaults; tyro prints --help and mistakes, and ends the
-    process.
+    """The flags of a command over their defaults.
+
+    tyro prints --help and mistakes, and ends the process.
     """
     with quiet_pipe():
         return tyro.cli(
@@ -337,8 +336,9 @@ def parse_train(argv: Sequence[str] | None = None) -> TrainConfig:
 
 
 def resume(config: TrainConfig, folder: str) -> TrainConfig:
-    """The run in `folder` as its checkpoint has it, but for what was given anew; `resume` is then
-    that checkpoint's folder. Raises BadInput.
+    """The settings of the run in `folder` as its checkpoint has them, but for those given anew.
+
+    `resume` becomes the folder of that checkpoint. Raises BadInput.
     """
     from harness import checkpoint  # imports torch
 
@@ -362,8 +362,9 @@ def resume(config: TrainConfig, folder: str) -> TrainConfig:
 def refuse_other_settings(
     wanted: Mapping[str, object], had: Mapping[str, object], holder: str, remedy: str
 ) -> None:
-    """Raise BadInput where a setting that is `wanted` differs from what a folder's files were made
-    with, `had`.
+    """Raise BadInput if a `wanted` setting differs from the one that a folder was made with.
+
+    `had` are the settings of the folder's files; `holder` and `remedy` are parts of the message.
     """
     for name, value in wanted.items():
         if value != had.get(name):
@@ -408,9 +409,7 @@ def check(config: TrainConfig) -> None:
 
 
 def check_method(config: TrainConfig) -> None:
-    """Refuse options that the method of credit does not have, and a method that lacks what it
-    needs; raises BadInput.
-    """
+    """Raise BadInput for an option that the method does not have, or a need that is not met."""
     credit = config.credit
     try:
         options_of(credit.method, credit.method_option)
@@ -468,13 +467,11 @@ class EvalConfig:
     model: Texts = ()
     """Hugging Face folders, hub ids, or runs of train.py, whose last model is evaluated."""
     bench: Texts = ()
-    """math, code, embedded, or names of benchmarks; default: embedded for its models, otherwise
-    math."""
+    """math, code, embedded, or names of benchmarks; default: embedded for its models, else math."""
     data: Texts = ()
     """NAME=FILE: a local file for a benchmark; repeat the name for several files."""
     out: OptionalText = None
-    """Folder for generations and tables; default: a folder in evals/, named after models and
-    benchmarks."""
+    """Folder for generations and tables; default: evals/, then models and benchmarks by name."""
     saved: Annotated[OptionalText, tyro.conf.arg(name="from")] = None
     """Instead of --model: print the tables of the generations in this folder."""
     replay: OptionalText = None
@@ -550,8 +547,9 @@ def spell(name: str, value: object) -> list[str]:
 
 
 def read_config(settings: Mapping[str, object], place: str) -> TrainConfig:
-    """The configuration of a run by its settings in JSON; raises BadInput for a value of another
-    type than its flag's.
+    """The configuration of a run from its settings in JSON.
+
+    Raises BadInput, naming `place`, for a value whose type is not that of its flag.
     """
     values = {}
     for name, usual in flat(PAPER).items():

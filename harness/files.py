@@ -234,11 +234,11 @@ def with_nan(value: Any) -> Any:
 
 
 def read_lines(path: Path, forms: Sequence[object] = (), apart: Sequence[str] = ()) -> list[dict]:
-    """The objects of a JSON-lines file, without a last line that is cut off; raises BadInput,
-    naming the line.
+    """The objects of a JSON-lines file, without a last line that is cut off.
 
     Every object has one of the `forms`, if not given those of the file's name, and no two have the
-    same values of `apart` (those that have none of them are not compared).
+    same values of `apart` (those that have none of them are not compared). Raises BadInput, naming
+    the line.
     """
     found = []
     line_of: dict[tuple, int] = {}
@@ -255,8 +255,9 @@ def read_lines(path: Path, forms: Sequence[object] = (), apart: Sequence[str] = 
 
 
 def read_settings(path: Path, forms: Sequence[object] = ()) -> dict:
-    """The object in a JSON file, which has one of the `forms`, if not given those of the file's
-    name; raises BadInput.
+    """The object in a JSON file.
+
+    It has one of the `forms`, if not given those of the file's name. Raises BadInput.
     """
     with bad_input_on_error(str(path), RESTORE):
         text = path.read_text(encoding="utf-8")
@@ -264,8 +265,9 @@ def read_settings(path: Path, forms: Sequence[object] = ()) -> dict:
 
 
 def object_of(text: str, forms: Sequence[object]) -> dict:
-    """The object in a JSON text; raises ValueError unless it has one of the `forms`, by the nearest
-    of them.
+    """The object in a JSON text.
+
+    Raises ValueError unless it has one of the `forms`; the message is by the nearest of them.
     """
     value = json.loads(text)
     if not isinstance(value, dict):
@@ -278,8 +280,9 @@ def object_of(text: str, forms: Sequence[object]) -> dict:
 
 
 def misfits(text: str, form: object) -> set:
-    """The names that keep a JSON object from having a form, a TypedDict; it may have other names,
-    too.
+    """The names that keep the object in a JSON text from having a form, a TypedDict.
+
+    The object may have other names, too.
     """
     try:
         validator_of(form).validate_json(text, strict=True)
@@ -292,8 +295,9 @@ validator_of = cache(TypeAdapter)
 
 
 def config_of(folder: Path) -> dict | None:
-    """The configuration of a run of train.py; None for any other folder. Raises BadInput for one
-    that is damaged.
+    """The configuration of a run of train.py; None for any other folder.
+
+    Raises BadInput for a run's configuration that is damaged.
     """
     path = folder / "config.json"
     try:
@@ -310,8 +314,9 @@ def run_of(path: str) -> dict:
 
 
 def origin_of(path: str) -> str:
-    """The model that a run's model was trained from, whose name tells its template; any other model
-    itself.
+    """The model that a run's model was trained from; any other model itself.
+
+    Its name tells the template.
     """
     for _ in range(10):  # runs that start from each other's models
         path = run_of(path).get("model") or path

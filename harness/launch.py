@@ -68,8 +68,9 @@ def resolve(config: TrainConfig) -> TrainConfig:
 
 
 def resolve_machine(machine: AnyMachine, half: bool = True) -> AnyMachine:
-    """Replace `auto` by this machine's device and dtype: bfloat16 on a GPU if `half`. Raises
-    BadInput for a missing GPU.
+    """Replace `auto` by this machine's device and dtype: bfloat16 on a GPU if `half`.
+
+    Raises BadInput for a missing GPU.
     """
     device = machine.device
     dtype = machine.dtype
@@ -91,10 +92,10 @@ class RunFailed(RuntimeError):
 
 
 def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
-    """Decorates a command's `main(argv)`, which returns its exit status or None for 0: errors
-    become a sentence and a status.
+    """Decorate a command's `main(argv)`, so that an error becomes a sentence and an exit status.
 
-    `memory` tells how to use less memory; `interrupted` is printed after Ctrl-C.
+    `main` returns its exit status, or None for 0. `memory` tells how to use less memory;
+    `interrupted` is printed after Ctrl-C.
     """
 
     def decorate(
@@ -148,8 +149,9 @@ def set_up_process(rank: int | None) -> None:
 
 
 def reader_left() -> bool:
-    """Whether the reader of the output is gone, as after `| head -1`. If so, further output is
-    discarded, so that closing the streams cannot fail.
+    """Whether the reader of the output is gone, as after `| head -1`.
+
+    If so, further output is discarded, so that closing the streams cannot fail.
     """
     poll = select.poll()
     for number in STREAMS:
@@ -178,8 +180,9 @@ def known_trouble(error: Exception) -> str | None:
 
 
 def processes(machine: Machine) -> int:
-    """How many processes this command has to start; 1: none, as this process is enough or is one
-    of torchrun's.
+    """How many processes this command has to start.
+
+    1 means none: this process is enough, or is one of torchrun's.
     """
     if rank_of_torchrun() is not None:
         return 1

@@ -35,8 +35,9 @@ SHARE = 0.8
 def predict(
     model_config: PreTrainedConfig, config: TrainConfig, world: int, room: float = math.inf
 ) -> dict[str, float]:
-    """GB (1e9 bytes) per GPU. Without --generate-batch, as many rollouts are generated together as
-    fit into `room` GB.
+    """The predicted memory in GB (1e9 bytes) per GPU, by part.
+
+    Without --generate-batch, as many rollouts are generated together as fit into `room` GB.
     """
     total, trained = parameters(model_config, config.credit.lora_rank)
     size = 4 if config.machine.dtype == "float32" else 2  # bytes per number
@@ -79,11 +80,11 @@ def rows_that_fit(model: PreTrainedModel, prompt: int, response: int) -> int:
 
 
 def row_bytes(config: PreTrainedConfig, prompt: int, response: int, itemsize: int) -> int:
-    """Bytes per rollout in `generate`: its cache, four float32 copies of one token's logits, and
-    the working memory of one layer.
+    """Bytes per rollout in `generate`.
 
-    A layer works with the prompt's activations at first, then with keys and values that are copied
-    for every query head; the larger of the two counts.
+    They are its cache, four float32 copies of one token's logits, and the working memory of one
+    layer. A layer works with the prompt's activations at first, then with keys and values that are
+    copied for every query head; the larger of the two counts.
     """
     text = config.get_text_config()
     head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -97,8 +98,9 @@ def row_bytes(config: PreTrainedConfig, prompt: int, response: int, itemsize: in
 
 
 def parameters(config: PreTrainedConfig, rank: int = 0) -> tuple[int, int]:
-    """How many parameters a model has, with a LoRA adapter of this rank, and how many of them are
-    trained. Allocates nothing.
+    """How many parameters a model has, and how many of them are trained.
+
+    `rank` is that of a LoRA adapter, 0 for none. No memory is allocated.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)

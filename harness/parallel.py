@@ -65,8 +65,9 @@ class Ranks:
 
 
 def join(device: str, threads: int = 0) -> Ranks:
-    """Take this process's place among those that torchrun started, or in the caller's own group;
-    alone without either. End with `leave`.
+    """Take this process's place among those that torchrun started, or in the caller's own group.
+
+    Without either the process is alone. End with `leave`.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -115,11 +116,11 @@ def deal(
     *,
     filler: int,
 ) -> list[tuple[Tensor, bool]]:
-    """This rank's part of a mini-batch, as micro-batches of `pack`, and whether each is a filler;
-    what ranks do together is equally full.
+    """This rank's part of a mini-batch, as micro-batches, and whether each is a filler.
 
-    Every rank gets equally many, as sharded ranks must run in step: one that has no work left gets
-    the row `filler`, which must not count.
+    `pack` makes the micro-batches; those that the ranks run together are about equally full. Every
+    rank gets equally many, as sharded ranks must run in step: one that has no work left gets the
+    row `filler`, which must not count.
     """
     micro_batches = pack(rows, lengths, tokens, ranks.world)
     rounds = max(1, -(-len(micro_batches) // ranks.world))
@@ -153,8 +154,9 @@ def from_main(value: Value, ranks: Ranks) -> Value:
 
 @contextmanager
 def together(ranks: Ranks) -> Iterator[None]:
-    """A BadInput that any rank raises inside is raised by all ranks, which would wait for that one
-    otherwise.
+    """A BadInput that any rank raises inside is raised by all ranks.
+
+    Otherwise the others would wait for that rank.
     """
     problem: BadInput | None = None
     try:
@@ -230,11 +232,10 @@ def full(value: Tensor) -> Tensor:
 
 @torch.no_grad()
 def refresh(policy: Policy, actor: Policy, ranks: Ranks) -> int | None:
-    """Copy the trained weights into the policy that samples; returns the checksum that both sides
-    have, None if they are one.
+    """Copy the trained weights into the policy that samples; returns the checksum of both.
 
-    Raises RuntimeError where a rank's copy is not what is trained: a sampler that lags behind
-    trains without effect.
+    Returns None if the two are one. Raises RuntimeError if a rank's copy differs from the trained
+    weights: a sampler that lags behind trains without effect.
     """
     if actor is policy:
         return None
@@ -258,7 +259,8 @@ def refresh(policy: Policy, actor: Policy, ranks: Ranks) -> int | None:
 
 
 def checksum(values: Tensor, number: int) -> Tensor:
-    """Sum of the bit patterns, int64, modulo 2^64, so it can be summed over shards in any order;
+    """Sum of the bit patterns, int64, modulo 2^64, which can be summed over shards in any order.
+
     `number` tells equal tensors at different places apart.
     """
     bits = values.contiguous().view({2: torch.int16, 4: torch.int32}[values.element_size()])

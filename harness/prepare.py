@@ -55,8 +55,9 @@ class Parts(NamedTuple):
 
 
 def load_parts(config: TrainConfig, ranks: Ranks) -> Parts:
-    """Load and check: a model without its weights, then problems, then weights. Raises BadInput on
-    all ranks alike.
+    """Load and check a model without its weights, then problems, then the weights.
+
+    Raises BadInput, on all ranks alike.
     """
     with parallel.together(ranks):
         if config.model:
@@ -114,9 +115,7 @@ def describe(
 
 
 def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
-    """Refuse more ranks than there is work for, and shards that do not divide them; raises
-    BadInput.
-    """
+    """Raise BadInput for more ranks than there is work for, or shards that do not divide them."""
     sizes = flat(config)
     for name in ("prompts_per_step", "heldout", "eval_groups"):
         if sizes[name] < ranks.world:
@@ -130,8 +129,10 @@ def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
 def make_task(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, context: float
 ) -> tuple[TrainConfig, Task, list[str]]:
-    """Problems whose prompts leave room for a response in the model's `context`; the configuration
-    with the sizes that fit them and their digest, and notes. Raises BadInput.
+    """Make the task; its prompts leave room for a response in the model's `context`.
+
+    Returns the configuration, with sizes that fit the problems and their digest, the task, and
+    notes. Raises BadInput.
     """
     needs = config.credit.entry.needs
     responses = 1 + ("peer" in needs)  # how many must fit into the context together
@@ -170,8 +171,9 @@ def hold_out(
     tokenizer: PreTrainedTokenizerBase,
     room: float,
 ) -> tuple[Task, list[str]]:
-    """The task with problems held out, sizes that fit them, and notes. A prompt has at
-    most `room` tokens.
+    """Hold out problems of a task, and fit the sizes to them; returns the task and notes.
+
+    A prompt has at most `room` tokens.
     """
     config = size.config
     there_are = f"there are {len(task.train)} problems"
@@ -192,8 +194,9 @@ def hold_out(
 
 
 class Sizes:
-    """A configuration whose sizes shrink to the data, unless they were given or are a saved
-    run's, and the notes that say so.
+    """A configuration whose sizes shrink to the data, and the notes that say so.
+
+    Sizes that were given, and those of a saved run, do not shrink.
     """
 
     def __init__(self, config: TrainConfig):
@@ -242,8 +245,9 @@ def give_lessons(parts: Parts, folder: Path, ranks: Ranks) -> Parts:
 
 
 def needs_lessons(parts: Parts) -> bool:
-    """Whether a run begins with lessons: on a task that has them, unless it is resumed or its model
-    is a run's of that task.
+    """Whether a run begins with lessons.
+
+    It does on a task that has them, unless it is resumed or its model is a run's of that task.
     """
     config = parts.config
     if config.checkpoints.resume or not config.problems.warmup_steps or not parts.task.lessons:
@@ -271,8 +275,9 @@ def teach_policy(parts: Parts, folder: Path, ranks: Ranks) -> PreTrainedModel:
 
 
 def own_prm(parts: Parts, folder: Path, ranks: Ranks) -> RewardModel:
-    """The embedded task's process reward model: `prm/` in the folder. A resumed run must have it;
-    raises BadInput.
+    """The embedded task's process reward model, `prm/` in the folder.
+
+    It is taught unless it is there. Raises BadInput if a resumed run lacks it.
     """
     config = parts.config
 

@@ -60,8 +60,9 @@ class Run:
 
 @contextmanager
 def open_folder(parts: Parts, ranks: Ranks) -> Iterator[Path]:
-    """The run's folder with its config.json, the plan printed; if the run ends early, say how to
-    go on from what is there.
+    """Make the run's folder and its config.json, and print the plan.
+
+    If the run ends early, the last message says how to go on from what is there.
     """
     config = parts.config
     folder = Path(config.out) / parallel.from_main(config.name or free_name(config), ranks)
@@ -91,8 +92,9 @@ def write_config(config: TrainConfig, folder: Path) -> None:
 
 @contextmanager
 def say_how_to_go_on(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Says how to resume from the last checkpoint, or to start from the taught model, whatever
-    ended the run; Ctrl-C before either leaves nothing.
+    """Whatever ends the run, say how to resume it, or how to start from the taught model.
+
+    Ctrl-C before the first step removes the folder, unless it has a taught model.
     """
     try:
         yield
@@ -117,8 +119,9 @@ def say_how_to_go_on(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterato
 
 
 def resume_command(config: TrainConfig, folder: Path, last: Path) -> str:
-    """What resumes the run from its `last` checkpoint, with the flags that were given anew since
-    that was saved.
+    """The command that resumes the run from its `last` checkpoint.
+
+    It has the flags that were given anew since that checkpoint was saved.
     """
     saved = flat(read_config(checkpoint.report_of(last)["settings"], str(last)))
     words = ["python", "train.py", "--resume", str(folder)]
@@ -189,10 +192,10 @@ def credit_context(
 
 @contextmanager
 def interruptible(run: Run) -> Iterator[None]:
-    """Ctrl-C or SIGTERM inside sets `run.interrupted`: the step is finished and saved. A second
-    Ctrl-C ends it at once.
+    """Inside, Ctrl-C or SIGTERM sets `run.interrupted`: the step is finished and saved.
 
-    A process that was started to ignore Ctrl-C keeps ignoring it.
+    A second Ctrl-C ends the step at once. A process that was started to ignore Ctrl-C keeps
+    ignoring it.
     """
 
     def finish_first(signum: int, frame: object) -> None:
@@ -260,8 +263,9 @@ def finish(run: Run, before: dict, after: dict, history: list[dict]) -> None:
 
 @torch.no_grad()
 def check_policy(run: Run, step: int) -> None:
-    """Raises RunFailed if the policy's logits are not finite after a step's updates: it could not
-    sample any more.
+    """Raise RunFailed if the policy's logits are not finite after a step's updates.
+
+    Such a policy could not sample any more.
     """
     prompt = run.tokenizer(run.task.prompt(run.task.train[0]), return_tensors="pt")["input_ids"]
     if not run.actor.model(prompt.to(run.ranks.device)).logits.isfinite().all():
@@ -300,12 +304,13 @@ def resample_equal(
     verdicts: list[Verdict],
     clock: report.Clock,
 ) -> tuple[list[dict], Rollouts, list[Verdict], int]:
-    """Resample groups whose rewards are all equal, up to N times; returns all of them and how many
-    were replaced.
+    """Resample groups whose rewards are all equal, at most N times.
 
-    DAPO's dynamic sampling (Sec. 3.2 of arXiv 2503.14476); deviates: those that are left stay, so
-    batches keep their size. The other problems depend on the step and the round alone, so that a
-    resumed run draws the same.
+    Returns all groups' problems, rollouts and verdicts, and how many groups were replaced.
+
+    DAPO's dynamic sampling (Sec. 3.2 of arXiv 2503.14476); deviates: groups that are still equal
+    stay, so batches keep their size. The other problems depend on the step and the round alone, so
+    that a resumed run draws the same.
     """
     sampling = run.config.sampling
     problems = list(problems)
@@ -355,10 +360,10 @@ def save_checkpoint(run: Run, step: int) -> None:
 
 
 def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
-    """Everything as it was at the checkpoint `path`; returns the evaluation before training and
-    the steps' metrics.
+    """Restore everything as it was at the checkpoint `path`.
 
-    Raises BadInput, on all ranks alike, before a file is changed.
+    Returns the evaluation before training and the steps' metrics. Raises BadInput, on all ranks
+    alike, before a file is changed.
     """
     step = checkpoint.report_of(path)["step"]
     with parallel.together(run.ranks):
