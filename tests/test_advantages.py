@@ -1,5 +1,6 @@
-"""studies/advantages.py: a planted truth is found, lines end where they should, rows are measured
-alike.
+"""studies/advantages.py: a planted truth is found, and rows are measured alike.
+
+Lines end where they should.
 """
 
 import json
@@ -19,8 +20,9 @@ RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
 
 
 def planted(groups: int, continuations: int) -> tuple[list[dict], float]:
-    """Lines whose true advantages are known, estimated by binomial draws; and the true correlation
-    with credit.
+    """Lines with known true advantages, and the true correlation with credit.
+
+    The advantages are estimated by binomial draws.
     """
     rng = np.random.default_rng(1)
     lines, truth = [], []
@@ -66,9 +68,7 @@ def test_noise_without_signal_gives_no_number_that_looks_like_one():
 
 
 def test_lines_end_with_their_newlines():
-    """12 symbols a line, 3 the box; the stop token, where there is one, belongs to the last
-    line.
-    """
+    """12 symbols a line, 3 the box; a stop token belongs to the last line."""
     assert line_ends(RIGHT, 28) == [0, 12, 24, 28]
     assert line_ends(RIGHT[:17], 17) == [0, 12, 17]  # truncated within a line
     assert line_ends(RIGHT[:12], 12) == [0, 12]  # and after one: no boundary beyond the response
@@ -77,8 +77,9 @@ def test_lines_end_with_their_newlines():
 
 
 def test_a_line_s_numbers_against_written_out_ones():
-    """Values of both ends, the own verdict without noise at the last, credit; no verdict,
-    no line.
+    """Values of both ends, the own verdict without noise at the last, and credit.
+
+    Without a verdict there is no line.
     """
     group = SimpleNamespace(responses=[[1] * 4, [1] * 3, [1] * 3], scores=[1.0, 0.0, None])
     group.ends = [[0, 2], [0], [0]]
@@ -92,8 +93,9 @@ def test_a_line_s_numbers_against_written_out_ones():
 
 
 def test_rows_of_changed_flags_are_measured_on_the_same_samples(taught):
-    """`mean1` scales credit within a group, and no flag of the run's does; a row changes no other's
-    numbers, and a changed option leaves the given ones.
+    """A row changes no other's numbers, and a changed option leaves the given ones.
+
+    `mean1` scales credit within a group, and no flag of the run's does.
     """
     config = configured([*DIAGNOSE.split(), "--model", taught, "--negative-scale", "0.5"])
     parts = load_parts(config, ALONE)

@@ -23,8 +23,9 @@ def small(monkeypatch):
 
 
 def test_all_peers_solve_eq_10(small, monkeypatch):
-    """To a percent, as some stop early and one anneals; the exact one has W1, which lies below by
-    up to eps log w.
+    """They do to a percent, as some stop early and one anneals.
+
+    The exact one has W1, which lies below by up to eps log w.
     """
     [(right, wrong)] = bench.two_sided(small)
     pairs = bench.full_pairs(right, wrong, 10**9)
@@ -42,8 +43,9 @@ def test_all_peers_solve_eq_10(small, monkeypatch):
 
 
 def test_the_command_prints_tables(small, taught, capsys):
-    """A table of the groups of a model's step, with the task's own spans, and one of random walks;
-    an error of ours that is rounding.
+    """A table of the groups of a model's step, with the task's spans, and one of random walks.
+
+    The error of ours is rounding.
     """
     flags = "--tokens 120 --width 8 --group 3 --pairs 8 --rounds 1 --device cpu --task embedded"
     flags += " --toy-lines 1 --heldout 16 --eval-groups 16 --prompts-per-step 8"
@@ -64,8 +66,9 @@ def test_a_pair_is_measured_however_wide_the_spans(small):
 
 
 def test_responses_without_a_whole_span_are_refused(small):
-    """A right one of 6 tokens, and a wrong one of 5, whose span is filled up; or a second group
-    that has one.
+    """A group with a right one of 6 tokens, and a wrong one of 5, whose span is filled up.
+
+    With a second group that has whole spans, the groups are measured.
     """
     short = synthetic(2, 8, 6, CPU)
     [(hidden, mask, correct)] = short.groups

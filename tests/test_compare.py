@@ -53,8 +53,9 @@ def test_a_grid_grows_until_its_best_rate_is_inside():
 
 
 def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed():
-    """By the rows of the comparison: what lacks is a trial, by its seed; the rate of the highest
-    mean curve is then confirmed, other tasks' rows aside, or the best of the given ones.
+    """Trials that lack are found by seed; the rate of the highest mean curve is then confirmed.
+
+    Rows of other tasks do not count. If rates are given, the best of them is confirmed.
     """
     rows = files.read_lines(RECORDS / "compare.jsonl")
     seeds = (100, 101)
@@ -102,8 +103,10 @@ def test_intervals_are_scipy_s():
 
 
 def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monkeypatch, capsys):
-    """Rows of four stages, a table of all columns; then nothing is left to run. Evaluations have
-    one noise and their step; the first step of each run is slow, and so is an adapter's.
+    """Rows of four stages and a table of all columns; then nothing is left to run.
+
+    Evaluations have one noise and their step; the first step of each run is slow, and so is an
+    adapter's.
     """
     clock, noise, steps = [0], [], []
     step, sampled, evaluate = train.train_step, compare.sample_and_grade, train.evaluate
@@ -169,8 +172,9 @@ def test_a_start_of_another_task_is_refused(tmp_path, in_this_process, assert_re
 
 
 def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
-    """The first beside each other one, however long; what is no step has no reward. A run that goes
-    on has no accuracy after training. Nothing is trained.
+    """The first run beside each of the others, however long; nothing is trained.
+
+    A row that is no step has no reward. A run that goes on has no accuracy after training.
     """
     curves = {}
     monkeypatch.setattr(figures, "reward_curves", lambda of_runs, path: curves.update(of_runs))
@@ -212,8 +216,9 @@ def test_a_panel_has_the_first_run_and_another_one(tmp_path, monkeypatch):
 
 
 def test_no_trial_counts_at_another_rate_or_without_its_seed_in_the_other_arm():
-    """Nor a step in which nothing could be graded, in a mean; the table is otherwise that of the
-    page, below.
+    """Neither does a step in which nothing could be graded count in a mean.
+
+    The table is otherwise that of the page, below.
     """
     rows = files.read_lines(RECORDS / "compare.jsonl")
     cell = Cell("--steps 20", 1e-4, ["grpo", "shear"])

@@ -1,5 +1,6 @@
-"""Rollouts, SHEAR and every credit method on a make-believe GPU; a tensor that is left on the CPU
-is found in each.
+"""Rollouts, SHEAR and every credit method on a make-believe GPU.
+
+A tensor that is left on the CPU is found in each.
 """
 
 from unittest import mock
@@ -56,9 +57,7 @@ def run():
 
 
 def written(model, prompt_ids, prompt_mask, *, pad, **limits):
-    """In the place of `hf_generate`: responses of two lengths, all but every third with an answer
-    in a box.
-    """
+    """A stand-in for `hf_generate`: responses of two lengths, two in three of them boxed."""
     tokenizer = toy.make_tokenizer()
     boxed = tokenizer("a=1+2=1+2=3\n\\boxed{3}<eos>")["input_ids"]
     short = tokenizer("a=1+2=3\n<eos>")["input_ids"]

@@ -1,6 +1,4 @@
-"""studies/diagnose.py, its prefixes, truth and figures: planted effects are found; files
-and flags.
-"""
+"""studies/diagnose.py, its prefixes, truth and figures: planted effects are found."""
 
 import functools
 import json
@@ -47,8 +45,9 @@ def coarse(monkeypatch, request):
 
 
 def table(rows: list[tuple]) -> np.ndarray:
-    """Rows of (rollout, right, end, distance, success) as the table that figures take, numbered by
-    rollout.
+    """The table that figures take, from rows of (rollout, right, end, distance, success).
+
+    Prefixes are numbered by rollout.
     """
     seen, numbered = Counter(), []
     for first, *row in rows:
@@ -64,8 +63,9 @@ def spans_of(figure: str) -> np.ndarray:
 
 
 def made(effect: float) -> np.ndarray:
-    """Rollouts of 10 prefixes; with effect 1 distance is what success lacks, and right rollouts
-    have more success.
+    """Rollouts of 10 prefixes, whose right ones have more success.
+
+    With effect 1 a distance is what success lacks to 1.
     """
     rng, rows = np.random.default_rng(0), []
     for number in range(60):
@@ -83,8 +83,9 @@ def made(effect: float) -> np.ndarray:
 
 
 def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
-    """Means written out; a length with too few prefixes is left out; no correlation of what does
-    not change.
+    """Means written out; a length with too few prefixes is left out.
+
+    What does not change has no correlation.
     """
     found = figures.fig_1a_position(spans_of("1a"), tmp_path / "a.png", least=2)
     expected = {
@@ -124,8 +125,9 @@ def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp
 
 
 def test_fig_3_auc_of_each_bin(tmp_path):
-    """Two bins by hand: success tells nothing among near spans and everything among far ones, ties
-    counting half.
+    """Two bins by hand: success tells nothing among near spans and everything among far ones.
+
+    Ties count half.
     """
     rows = spans_of("3")
     found = figures.fig_3_separation(rows, tmp_path / "a.png", bins=2)
@@ -147,9 +149,7 @@ def test_a_planted_effect_is_found_and_none_where_none_is_planted(tmp_path):
 
 
 def test_fig_9_holds_depth_fixed(tmp_path):
-    """Distance and success that both follow depth, and nothing else, correlate overall and not
-    within a bin.
-    """
+    """Distance and success that follow depth alone correlate overall and not within a bin."""
     rng, rows = np.random.default_rng(1), []
     for i in range(800):
         depth = i // 200 + 1
@@ -170,8 +170,9 @@ def test_fig_10_counts_groups(tmp_path):
 
 
 def test_where_the_peak_lies_and_what_is_around_a_place(tmp_path, monkeypatch):
-    """Offsets by hand; constant rows and rows without an error do not count. The picture's place
-    is 0.
+    """Offsets by hand; constant rows and rows without an error do not count.
+
+    The picture's place is 0.
     """
     weights = torch.tensor([[0.0, 0, 1, 3, 2], [5, 1, 1, 1, 0], [2, 2, 2, 2, 2], [9, 0, 0, 0, 0]])
     mask = torch.ones(4, 5, dtype=torch.bool)
@@ -226,8 +227,9 @@ def test_shares_of_weight_before_on_and_after_the_step():
 
 
 def test_states_of_an_early_layer(taught):
-    """Those that transformers calls hidden_states[layer], through the final norm; the model is
-    whole again after it.
+    """They are those that transformers calls hidden_states[layer], through the final norm.
+
+    The model is whole again afterwards.
     """
     model = AutoModelForCausalLM.from_pretrained(taught).eval()
     ids = torch.arange(6)[None]
@@ -240,8 +242,9 @@ def test_states_of_an_early_layer(taught):
 
 
 def test_where_half_of_the_rise_is_done():
-    """Curves written out, offsets -6 to 6 and spans of 3 tokens; a straight line has it in the
-    middle.
+    """Curves written out, offsets -6 to 6 and spans of 3 tokens.
+
+    A straight line has it in the middle.
     """
     early = [0.1, 0.15, 0.12, 0.1, 0.3, 0.6, 0.6, 0.9, 0.9, 0.9, 1.5, None, None]
     assert half_risen(early, 3) == -1
@@ -253,8 +256,9 @@ def test_where_half_of_the_rise_is_done():
 
 
 def test_prefixes_end_with_full_spans_and_before_the_reasoning_does(tiny):
-    """The prefix that holds the whole reasoning is left out, and with it the box; without one the
-    whole response.
+    """The prefix that holds the whole reasoning is left out, and with it the box.
+
+    Without a box the reasoning is the whole response.
     """
     _, tokenizer = tiny
     text = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
@@ -268,8 +272,9 @@ def test_prefixes_end_with_full_spans_and_before_the_reasoning_does(tiny):
 
 
 def test_rollout_takes_ids_as_they_are(tiny):
-    """Ids and the text they stand for give the same greedy responses; prompts of several lengths
-    may be mixed.
+    """Ids and the text that they stand for give the same greedy responses.
+
+    Prompts of several lengths may be mixed.
     """
     model, tokenizer = tiny
     texts = ["a=3-6;a?\n", "a=1+2;b=a+3;b?\n"]
@@ -281,8 +286,9 @@ def test_rollout_takes_ids_as_they_are(tiny):
 
 
 def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path, monkeypatch):
-    """That of its seed and number: not those of another group, and the same when it is made alone.
-    A damaged file is named, with the remedy, and not changed.
+    """They are those of its seed and number, and the same when the group is made alone.
+
+    They are not another group's. A damaged file is named, with the remedy, and not changed.
     """
 
     def draw(*parts):
@@ -306,9 +312,10 @@ def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path, monkeypatch):
 
 
 def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded(tiny, monkeypatch):
-    """Of a text whose ids are not the tokenizer's own: prompt and prefix reach the sampler
-    untouched, with what is left of the length limit; what is graded is prefix and continuation,
-    without the stop; each verdict finds its place.
+    """Prompt and prefix reach the sampler as ids, with what is left of the length limit.
+
+    The text's ids are not the tokenizer's own. What is graded is prefix and continuation, without
+    the stop; each verdict finds its place.
     """
     model, tokenizer = tiny
     prompt, responses = [5, 6, 7], [[4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 5, 4]]
@@ -360,8 +367,9 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
 def test_a_run_has_every_figure_and_samples_nothing_twice(
     taught, tmp_path, monkeypatch, capsys, assert_refused
 ):
-    """PNGs, keys and a page; the same command again reads the disk; a missing group alone is made
-    again, and is the same; other flags are refused.
+    """PNGs, keys and a page; the same command again reads the disk.
+
+    A missing group alone is made again, and is the same; other flags are refused.
     """
     flags = words_of("--model", taught, DIAGNOSE, "--groups 2 --continuations 3 --layers 1 --out")
     flags.append(str(tmp_path))
@@ -438,8 +446,9 @@ def solutions(path, **changed) -> str:
 def test_solutions_from_a_file_are_encoded_once_and_not_continued(
     qwen_folder, tmp_path, monkeypatch, capsys
 ):
-    """Fig. 10, and the page's samples; what needs continuations or a first error is left out, and
-    named.
+    """Fig. 10 and the page's samples are made.
+
+    What needs continuations or a first error is left out, and named.
     """
     flags, out = solutions(tmp_path / "s.jsonl"), tmp_path / "out"
     monkeypatch.setattr(prefixes, "fast_rollout", None)  # nothing may be sampled
@@ -468,8 +477,9 @@ def test_a_damaged_config_is_one_sentence(config, qwen_folder, tmp_path, assert_
 
 
 def test_a_start_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
-    """A kill while the tokenizer is written: the same command warms up again, and the next time no
-    more.
+    """After a kill while the tokenizer is written, the same command warms up again.
+
+    The next time it does not.
     """
     flags = words_of(DIAGNOSE, "--warmup-steps 1 --groups 1 --out", tmp_path)
     warm_up = Mock(wraps=toy.warm_up)

@@ -1,5 +1,6 @@
-"""Damaged folders, hostile folders and bad values: one sentence, status 2 (or 1 for a full disk),
-and nothing lost.
+"""Damaged folders, hostile folders and bad values: one sentence, its status, and nothing lost.
+
+The status is 2, or 1 for a full disk.
 """
 
 import errno
@@ -83,8 +84,10 @@ def resumed(copied) -> list:
 
 @pytest.mark.parametrize("case", cases("damages.jsonl"))
 def test_damaged_files_are_named(case, copied, assert_says, resumed, asked_again):
-    """Before a file is changed: where a run is resumed, by `--from`, and by the same evaluation
-    again. A damage replaces an expression, or removes a file.
+    """They are named before a file is changed.
+
+    That holds where a run is resumed, by `--from`, and by the same evaluation again. A damage
+    replaces an expression, or removes a file.
     """
     for path in copied.glob(case["file"]):
         if "old" in case:
@@ -112,8 +115,9 @@ def test_rows_of_another_type_are_named(case, tmp_path, monkeypatch, assert_says
 
 
 def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, assert_says):
-    """And what is on the disk is used; transformers would ask again and again, for half a minute a
-    file.
+    """The hub is asked once, and what is on the disk is used.
+
+    transformers would ask again and again, for half a minute a file.
     """
     unreachable = failing(OSError("Name or service not known"))
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)

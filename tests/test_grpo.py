@@ -1,6 +1,4 @@
-"""grpo.py: what was sampled is what is scored and trained on, and the loss is the
-written-out one.
-"""
+"""grpo.py: what was sampled is scored and trained on, and the loss is the written-out one."""
 
 import math
 
@@ -35,8 +33,9 @@ def qwen(qwen_folder) -> tuple:
 
 
 def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
-    """Mask 1 through the first stop token, `truncated` where there is none, text decoded from just
-    these ids.
+    """Mask 1 through the first stop token, `truncated` where there is none.
+
+    The text is decoded from just these ids.
     """
     rollouts, tokenizer = sampled(tiny, group_size=16), tiny[1]
     assert rollouts.ids.shape == rollouts.mask.shape and len(rollouts.texts) == 32
@@ -51,9 +50,7 @@ def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
 
 
 def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen):
-    """Qwen names <|endoftext|> in one file and <|im_end|> in the other; both must end a
-    response.
-    """
+    """Qwen names <|endoftext|> in one file and <|im_end|> in the other; both end a response."""
     assert stop_ids(*qwen) == [0, 2]
     rollouts = rollout(*qwen, ["x"], 60, max_tokens=40, temperature=1.0, batch_size=60)
     ends = {int(ids[mask][-1]) for ids, mask in zip(rollouts.ids, rollouts.mask, strict=True)}
@@ -77,9 +74,7 @@ def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen):
     ],
 )
 def test_stop_ids_come_from_every_place_that_names_one(change, expected, qwen, tiny):
-    """Generation config, config, tokenizer, the token that ends a turn of the template,
-    <|im_end|>.
-    """
+    """Generation config, config, tokenizer, <|im_end|>, and the token that ends a template's turn."""
     model, tokenizer = qwen
     tokenizer.add_tokens(AddedToken("<|eot|>", special=True))
     model.generation_config.eos_token_id = change.get("generation")
@@ -92,8 +87,9 @@ def test_stop_ids_come_from_every_place_that_names_one(change, expected, qwen, t
 
 
 def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen):
-    """First-token frequencies match softmax(logits / T) over all 259 tokens, though the folder asks
-    otherwise.
+    """First-token frequencies match softmax(logits / T) over all 259 tokens.
+
+    The folder asks otherwise.
     """
     model, tokenizer = qwen
     penalties = dict(repetition_penalty=5.0, suppress_tokens=list(range(40)), eos_token_id=0)
@@ -112,15 +108,14 @@ def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen):
 
 @pytest.fixture(params=["rotary", "absolute"])
 def any_positions(request, tiny):
-    """The tiny Qwen2, whose positions are relative, and a GPT-2, which padding on the left would
-    shift.
-    """
+    """The tiny Qwen2, with relative positions, and a GPT-2, which left padding would shift."""
     return tiny if request.param == "rotary" else (small_gpt2(), tiny[1])
 
 
 def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeypatch):
-    """Log-probabilities, entropies and last_hidden_state at y_t, against one unpadded forward a
-    rollout.
+    """Log-probabilities, entropies and last_hidden_state at y_t, against one forward per rollout.
+
+    That forward has no padding.
     """
     model, _ = any_positions
     rollouts = sampled(any_positions)
@@ -146,8 +141,10 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeyp
 def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(
     any_positions, recompute, monkeypatch
 ):
-    """Against logits (b, T, V) at once and activations kept: log-probabilities and every gradient
-    to 1e-5. The head sees at most HEAD_CHUNK tokens at a time, forward and again backward.
+    """Log-probabilities and every gradient to 1e-5 of those with logits (b, T, V) at once.
+
+    There activations are kept. The head sees at most HEAD_CHUNK tokens at a time, forward and again
+    backward.
     """
     model, _ = any_positions
     rollouts = sampled(any_positions)
@@ -171,8 +168,9 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(
 
 @pytest.mark.parametrize("pack", [grpo.pack, packing.pack])
 def test_micro_batches_are_bounded_in_tokens(pack):
-    """Every row once; padding, where there is any, within the budget; the longest first; nothing of
-    nothing.
+    """Every row once; padding, where there is any, within the budget; the longest first.
+
+    No rows make no micro-batch.
     """
     lengths = [*torch.randint(1, 60, (37,)).tolist(), 500]
     rows, is_padded = list(range(1, 38)), pack is grpo.pack
@@ -187,8 +185,9 @@ def test_micro_batches_are_bounded_in_tokens(pack):
 
 
 def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
-    """Every row once; what ranks do at the same time differs by no more than a rollout; some of it
-    perhaps nothing.
+    """Every row once; what ranks do at the same time differs by no more than a rollout.
+
+    Some ranks may have no work.
     """
 
     def dealt(rows, lengths, world, pack, filler=0):
@@ -239,9 +238,7 @@ def test_prompts_of_like_length_are_generated_together(tiny):
 
 
 def test_group_advantages_are_equation_1():
-    """(r - mean) / (std + 1e-6), unbiased std: one right of four gives 0.75 / 0.5 = 1.5 and
-    -0.5.
-    """
+    """(r - mean) / (std + 1e-6), unbiased std: one right of four gives .75 / .5 = 1.5 and -.5."""
     ours = group_advantages(torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0]), 4)
     half = 0.5 / math.sqrt(1 / 3)
     expected = torch.tensor([1.5, -0.5, -0.5, -0.5, half, half, -half, -half])
@@ -282,8 +279,9 @@ def test_the_clip_token_by_token(ratio, advantage, loss, gradient):
 
 
 def test_the_loss_is_the_sum_over_all_tokens_by_their_number():
-    """The same tokens in one batch, a padded one among them: the mean over the `n_tokens` of the
-    optimizer step. A ratio beyond float32 leaves it finite.
+    """The same tokens in one batch, a padded one among them: the mean over the step's `n_tokens`.
+
+    A ratio beyond float32 leaves it finite.
     """
     ratios, advantages, losses, _ = torch.tensor(CLIPPED).T.reshape(4, 2, 4)
     mask = torch.arange(8).view(2, 4) != 3

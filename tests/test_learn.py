@@ -1,5 +1,6 @@
-"""learn/: the checker says what is wrong, and the hunt's mistakes can be planted. `.ci/hunts` runs
-their tests.
+"""learn/: the checker says what is wrong, and the hunt's mistakes can be planted.
+
+`.ci/hunts` runs their tests.
 """
 
 import filecmp

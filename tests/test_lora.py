@@ -1,6 +1,4 @@
-"""credit/lora.py: an adapter that is trained alone, switched off and on, and saved as an ordinary
-model.
-"""
+"""credit/lora.py: an adapter is trained alone, switched off and on, and merged when saved."""
 
 import copy
 import shutil
@@ -51,7 +49,8 @@ def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
 
 @pytest.mark.parametrize("experts", [False, True])
 def test_a_saved_model_needs_no_adapter(experts, tiny, tmp_path):
-    """transformers loads the folder, without a missing or an unexpected weight, and says the same.
+    """transformers loads the folder, lacks no weight, finds no other, and says the same.
+
     Nothing moves.
     """
     model, tokenizer = tiny
@@ -69,8 +68,9 @@ def test_a_saved_model_needs_no_adapter(experts, tiny, tmp_path):
 
 
 def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path, unequal):
-    """arca: two steps are one step, --resume and another, to the bit; the base does not move, the
-    saved model does.
+    """arca: two steps are one step, --resume and another, to the bit.
+
+    The base does not move, the saved model does.
     """
     saved(tmp_path / "start", toy.make_model(1, seed=0))
     flags = "--task embedded --prompts-per-step 2 --prompts-per-update 2 --heldout 8"

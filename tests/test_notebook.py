@@ -22,8 +22,9 @@ def cells(request):
 
 
 def test_its_cells_run(cells, monkeypatch, capsys):
-    """From docs/, as Jupyter runs them; the cells themselves compare their weights with
-    `shear_weights`.
+    """They run from docs/, as Jupyter runs them.
+
+    The cells themselves compare their weights with `shear_weights`.
     """
     matplotlib.use("Agg")
     monkeypatch.chdir(DOCS)

@@ -1,6 +1,4 @@
-"""What `pip install .` installs: one package under a name of its own, in which README's example
-runs.
-"""
+"""`pip install .` installs one package under a name of its own, in which README's example runs."""
 
 import os
 import re
@@ -158,8 +156,10 @@ def test_help_says_what_nbar_is(wheel, tmp_path):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_batch_s_groups_do_not_see_each_other(dtype):
-    """Token advantages are those of the plain Algorithm 1 for each group; rollouts share a prefix,
-    padding is on the left, all of the second group are right. An incomplete group is refused.
+    """Token advantages are those of the plain Algorithm 1 for each group.
+
+    Rollouts share a prefix, padding is on the left, all of the second group are right. An
+    incomplete group is refused.
     """
     hidden = torch.randn(12, 40, 16, dtype=dtype)
     hidden[:, 10:16] = hidden[:1, 10:16]

@@ -1,6 +1,4 @@
-"""fast/packing.py: rollouts packed end to end, or padded, say what each says alone, and get its
-gradients.
-"""
+"""fast/packing.py: packed or padded rollouts give what each gives alone, gradients included."""
 
 import copy
 import dataclasses
@@ -36,8 +34,9 @@ def ragged() -> Rollouts:
 def test_micro_batches_of_any_size_are_one_rollout_at_a_time(
     family, packs, recompute, rank, ragged
 ):
-    """Padded or packed, log-probabilities and gradients to 1e-5, also with an adapter that is not
-    nothing.
+    """Padded or packed, log-probabilities and gradients to 1e-5.
+
+    This also holds with an adapter that is not zero.
     """
     plain = family_model(family, spread=0.3)
     if rank:
@@ -55,8 +54,10 @@ def test_micro_batches_of_any_size_are_one_rollout_at_a_time(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_rollouts_of_one_prompt_compute_with_it_once(family, ragged, monkeypatch):
-    """Wherever they stand in a micro-batch: log-probabilities, entropies, states and gradients as
-    one at a time. Two prompts differ in their padding's mask alone, two in their ids.
+    """Wherever they stand in a micro-batch, all is as with one rollout at a time.
+
+    That is log-probabilities, entropies, states and gradients. Two prompts differ in their
+    padding's mask alone, two in their ids.
     """
     monkeypatch.setattr(packing, "SHORT", 0)
     # the prompt of each rollout, of 3, 9 and 9 tokens
@@ -98,8 +99,9 @@ def test_nothing_grows_with_the_square_of_the_tokens(ragged):
 
 
 def test_a_model_that_packs_samples_as_before():
-    """Greedy tokens of `generate` with padded prompts; the folder that it is saved to names no
-    attention.
+    """Greedy tokens of `generate` with padded prompts stay.
+
+    The folder that the model is saved to names no attention.
     """
     model = family_model()
     inputs = random_prompts([3, 9, 1, 6])
@@ -129,8 +131,9 @@ LONG = dict(rope_type="longrope", short_factor=[1.0] * 4, long_factor=[2.0] * 4)
     ],
 )
 def test_only_full_attention_packs(packs, family, options):
-    """The loop over rollouts knows no window, nor positions that depend on the longest row, nor
-    other families. Nor is a prompt of those read once.
+    """The loop over rollouts knows no window, no positions by the longest row, no other families.
+
+    Nor is a prompt of those read once.
     """
     model, inputs = family_model(family, **options), random_prompts([60, 60])
     alike = [part[[0, 0]] for part in inputs]
@@ -144,8 +147,9 @@ def test_only_full_attention_packs(packs, family, options):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="test_gpu.py asks the kernel itself")
 def test_the_kernel_of_a_gpu_is_given_what_sdpa_computes(monkeypatch):
-    """In half precision on CUDA; a stand-in takes what `varlen_attn` does, and its result is
-    SDPA's.
+    """A stand-in takes what `varlen_attn` does, and its result is SDPA's.
+
+    The kernel itself runs in half precision on CUDA.
     """
 
     def varlen_attn(query, key, value, starts, same, longest, same_longest, *, scale, window_size):

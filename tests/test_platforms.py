@@ -1,5 +1,6 @@
-"""What runs without Linux: all but `--task code`. Another system is made believe, in a process of
-its own and in those that it starts.
+"""What runs without Linux: all but `--task code`.
+
+Another system is made believe, in a process of its own and in those that it starts.
 """
 
 import os

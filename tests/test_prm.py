@@ -1,6 +1,4 @@
-r"""credit/reward_model.py: a score for each step, read where the step ends, and the step of each
-policy's token.
-"""
+r"""credit/reward_model.py: a score for each step, read where it ends; each token's step."""
 
 import json
 import random
@@ -37,9 +35,7 @@ TEXTS = [text for text, _, _ in RESPONSES]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A random model in a folder that is laid out, and names its classes, as Qwen2.5-Math-PRM-7B
-    does.
-    """
+    """A random model in a folder whose layout and class names are those of Qwen2.5-Math-PRM-7B."""
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=WORDS + 1, max_position_embeddings=400, initializer_range=0.3, **SMALL
@@ -88,8 +84,9 @@ def by_hand(pair, question: str, steps: list[str]) -> torch.Tensor:
 
 
 def test_scores_are_those_read_by_hand(pair):
-    """One response at a time, its steps written by hand; scores differ, or nothing would be
-    compared.
+    """One response at a time, its steps written by hand.
+
+    Scores differ, or nothing would be compared.
     """
     results = scored(pair, TEXTS)
     assert len(results) == len(TEXTS)
@@ -101,8 +98,9 @@ def test_scores_are_those_read_by_hand(pair):
 
 @pytest.mark.parametrize("stop", [True, False])
 def test_a_token_belongs_to_the_step_in_which_its_first_character_lies(pair, stop):
-    """A token a byte, so that a character's step is that of all of its bytes; the stop token ends
-    the last step.
+    """A token is a byte, so a character's step is that of all of its bytes.
+
+    The stop token ends the last step.
     """
     # without the stop token the last has no token at all
     texts = [text for text in TEXTS if stop or text]
@@ -116,8 +114,9 @@ def test_a_token_belongs_to_the_step_in_which_its_first_character_lies(pair, sto
 
 
 def test_micro_batches_and_order_do_not_matter(pair, monkeypatch):
-    """Alone, together, backwards: the same scores and steps, of no more than micro_tokens at a time
-    with padding.
+    """Alone, together or backwards: the same scores and steps.
+
+    No forward has more than micro_tokens, padding included.
     """
     shapes, forward = [], ProcessRewardModel.forward
 
@@ -154,8 +153,9 @@ def test_a_rollout_without_tokens_has_no_steps_and_is_not_read(pair):
 
 @pytest.mark.parametrize("spelt", [SEPARATOR, "<extra<extra_0>_0>", "<extra_0>\n\n<extra_0>"])
 def test_a_spelt_separator_adds_no_score(pair, spelt):
-    """Neither in the question nor in the response; the number of steps is that of the text without
-    it.
+    """It adds none in the question nor in the response.
+
+    The number of steps is that of the text without it.
     """
     plain = "One.\n\nTwo.\n\nThree."
     texts = [plain, plain.replace("Two.", f"Two{spelt}."), plain]
@@ -167,8 +167,9 @@ def test_a_spelt_separator_adds_no_score(pair, spelt):
 
 
 def test_what_exceeds_the_context_takes_the_last_score(pair):
-    """400 tokens: a step that is cut, and all behind it, take the last score; if there is none, one
-    half.
+    """400 tokens: a step that is cut, and all behind it, take the last score.
+
+    If there is none, they take one half.
     """
     steps = ["One.", "Two.", "3" * 400, "Four.", "Five."]
     texts = ["\n\n".join(steps), "\n\n".join(steps[2:])]
@@ -202,8 +203,9 @@ def test_folders_that_cannot_score_steps_are_refused(tmp_path):
 
 
 def test_a_loaded_model_is_ready(folder, pair):
-    """In the dtype asked for, not in training, without gradients, and with the folder's weights
-    under its names.
+    """It has the dtype asked for, is not in training, and has no gradients.
+
+    The folder's weights are under its names.
     """
     model, _ = load_reward_model(str(folder), DEVICE, torch.bfloat16)
     assert model.dtype == torch.bfloat16 and not model.training
@@ -217,8 +219,9 @@ def test_a_loaded_model_is_ready(folder, pair):
 
 
 def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path):
-    """One-line programs: three in four lines are good, a short teaching does better; loaded, it
-    says the same.
+    """One-line programs: a short teaching does better than 3 in 4, the share of good lines.
+
+    Loaded, it says the same.
     """
     rng = random.Random("scored")
     problems = [toy.make_problem(rng, 1) for _ in range(128)]
@@ -261,8 +264,9 @@ def test_toy_labels_are_bad_from_the_first_error_on(lines):
 
 
 def test_forbidden_prompts_are_not_demonstrated():
-    """Neither to the policy nor to the process reward model: both draw their demonstrations
-    here.
+    """Neither the policy nor the process reward model sees them.
+
+    Both draw their demonstrations here.
     """
 
     def shown(forbidden, seed):

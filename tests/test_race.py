@@ -26,8 +26,9 @@ OTHER_SPANS = [
     "name, seed, window, stride", [*((name, 0, 8, 4) for name in RACES), *OTHER_SPANS]
 )
 def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
-    """To 1e-5 of the minimum; runners-up further away than that show that the same pairs
-    have won.
+    """They are to 1e-5 of the minimum.
+
+    Runners-up further away than that show that the same pairs have won.
     """
     group, matrix, _ = race_problem(name, seed, window, stride)
     found = race(*group, **LIMITS)
@@ -54,8 +55,9 @@ def test_whatever_moves_together_the_same_wins(name, monkeypatch):
 
 
 def test_most_pairs_never_move():
-    """The point of it: among spans that differ, few pairs are solved and the mean pair takes few
-    iterations.
+    """Among spans that differ, few pairs are solved, and the mean pair takes few iterations.
+
+    This is the point of the race.
     """
     group, _, iterations = race_problem("text", 3, 12, 4)
     found = race(*group, **LIMITS)
@@ -67,8 +69,9 @@ def test_most_pairs_never_move():
 
 @pytest.mark.parametrize("size, eps", [(2, 1e-6), (30, 1e-1), (30, 1e-6), (150, 1e-3)])
 def test_scalings_stay_in_range_at_any_eps(eps, size):
-    """The product form must not overflow where potentials move far: sharp problems of points at all
-    scales.
+    """The product form must not overflow where potentials move far.
+
+    This is so in sharp problems of points at all scales.
     """
     generator = torch.Generator().manual_seed(size)
     scales = 10 ** torch.linspace(-3, 2, size)[:, None]
@@ -93,8 +96,9 @@ REFUSED += [(cost, 1e-30, 5, "not finite") for cost in (1e30, math.nan, math.inf
 
 @pytest.mark.parametrize(("cost", "eps", "max_iters", "message"), REFUSED)
 def test_bad_arguments_and_costs_that_are_not_finite_are_named(cost, eps, max_iters, message):
-    """As in `sinkhorn`; one cost of many: an overflow in units of eps must not pass for a
-    distance.
+    """As in `sinkhorn`; one cost of many is enough.
+
+    An overflow in units of eps must not pass for a distance.
     """
     side = Side(None, None, Spans(torch.arange(4)[None], torch.full((1, 4), 0.25)))
     costs = torch.zeros(4, 4)

@@ -39,8 +39,9 @@ def settings(*argv: str) -> dict:
 
 
 def test_the_table_of_the_recipe_is_true():
-    """docs/recipe.md has every default of the paper's run, and what the tasks that make their
-    problems replace.
+    """docs/recipe.md has every default of the paper's run.
+
+    It also has what the tasks that make their problems replace.
     """
     text = (DOCS / "recipe.md").read_text()
     run, own, words = (
@@ -60,8 +61,7 @@ def test_the_table_of_the_recipe_is_true():
 
 
 def test_every_default_of_the_evaluation():
-    """Temperature .1 and 3,000 tokens, each set at the paper's k, with the window of its
-    LiveCodeBench.
+    """Temperature .1 and 3,000 tokens, each set at the paper's k and LiveCodeBench's window.
 
     Training asks so, too, but with the flags of its own run.
     """
@@ -134,8 +134,9 @@ except SystemExit as end:
 
 
 def said(command: str, words: str) -> str:
-    """What a command prints that ends with status 0, or with 2 for a mistake, before it imports
-    what is heavy.
+    """What a command prints that ends with status 0, or with 2 for a mistake.
+
+    It ends before it imports what is heavy.
     """
     code = RUN.format(argv=[command, *words.split()])
     options = dict(cwd=ROOT, env={"COLUMNS": "80", "PYTHONPATH": "."}, text=True)
@@ -177,8 +178,9 @@ def test_help_shows_all_flags_with_their_defaults(command):
 
 
 def test_every_number_has_bounds(capsys):
-    """All flags refuse what is no number or no choice and what is too large; some of them, what is
-    too small.
+    """All flags refuse what is no number or no choice, and what is too large.
+
+    Some of them refuse what is too small.
     """
 
     def refuses(name: str, value: str) -> bool:

@@ -1,6 +1,4 @@
-"""shear.py and its settings against a slow loop that calls POT; the hooks; the invariances of
-Algorithm 1.
-"""
+"""shear.py and its settings against a slow loop that calls POT; hooks; invariances."""
 
 import functools
 import math
@@ -61,8 +59,9 @@ def slow_distance(name: str, x, y, eps: float, width: float) -> float:
 def slow_closest(
     hidden, mask, correct, name: str, eps: float, window: int, stride: int
 ) -> list[list[tuple]]:
-    """Of each rollout the spans, each with its distance over nbar to the closest opposing one and
-    where this stands.
+    """The spans of each rollout, with the distance to the closest opposing span and its place.
+
+    Distances are over nbar.
     """
     states = [h[m].double().numpy() for h, m in zip(hidden, mask, strict=True)]
     spans = [paper_spans(len(rollout), window, stride) for rollout in states]
@@ -90,8 +89,9 @@ def slow_closest(
     ],
 )  # fmt: skip
 def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
-    """All four steps, both readings and the ablations of Fig. 5; one rollout is empty and one below
-    the window.
+    """All four steps, both readings and the ablations of Fig. 5.
+
+    One rollout is empty and one below the window.
     """
     hidden, mask, correct = group(lengths=(17, 12, 4, 14, 9, 0))
     slow = slow_closest(hidden, mask, correct, name, eps=0.5, **SPANS)
@@ -133,8 +133,9 @@ def test_default_tolerance_is_close_to_the_limit():
 
 
 def test_scale_and_order_and_padding_change_nothing():
-    """h -> c h (eps is in units of nbar), tokens inside a span, columns of padding, rollouts: to
-    1e-5.
+    """h -> c h, tokens inside a span, columns of padding, the order of rollouts: to 1e-5.
+
+    The scale changes nothing because eps is in units of nbar.
     """
     hidden, mask, correct = group(3, lengths=(6, 6, 6, 6, 6))
     options = dict(window=6, stride=6, tol=1e-6, max_iters=2000)
@@ -165,8 +166,9 @@ def test_chunking_changes_nothing(monkeypatch):
 
 
 def test_no_opposing_set_means_weight_one():
-    """Alg. 1 line 16: all right or all wrong gives ones on the mask; an empty rollout is in neither
-    set.
+    """Alg. 1 line 16: all right or all wrong gives ones on the mask.
+
+    An empty rollout is in neither set.
     """
     hidden, mask, correct = group(5)
     for verdicts in (torch.ones(5), torch.zeros(5)):
@@ -176,8 +178,9 @@ def test_no_opposing_set_means_weight_one():
 
 
 def test_zero_states_have_weight_zero_and_states_that_are_not_finite_are_refused():
-    """nbar = 0 must not divide 0 by 0; a NaN on a response token would spread silently into the
-    group's credit.
+    """nbar = 0 must not divide 0 by 0.
+
+    A NaN on a response token would spread silently into the group's credit.
     """
     hidden, mask, correct = group(8)
     assert weights(0 * hidden, mask, correct, **SPANS).abs().max() == 0
@@ -198,8 +201,9 @@ def test_rollout_normalisation_evens_out_the_means():
 
 
 def test_rollout_normalisation_leaves_dust_alone():
-    """A rollout whose distances are float32's rounding of 0 has no profile to scale up: weights 0,
-    not the mean.
+    """A rollout whose distances are float32's rounding of 0 has no profile to scale up.
+
+    Its weights are 0, not the mean.
     """
     omega = torch.tensor([[1e-14] * 12, [1e-14, 3e-14] * 6, [0.7] * 12])
     even = even_out(omega, torch.ones(3, 12).bool())
@@ -232,8 +236,9 @@ KINDS = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_hooks_of_training_give_the_plain_weights(kind, dtype):
-    """The race and the matrix product against every pair solved and differences of states, to 1e-5
-    of the weights; nbar in float32.
+    """The race and the matrix product give the weights of plain computation to 1e-5.
+
+    That solves every pair and takes differences of states; nbar is in float32.
     """
     hidden, mask, correct = group(13, **kind)
     hidden = hidden.to(dtype)
@@ -246,10 +251,10 @@ def test_the_hooks_of_training_give_the_plain_weights(kind, dtype):
 
 
 def test_statistics_are_of_every_solved_group_and_reading():
-    """The reading "cost" solves all pairs to the end; other distances and groups of one verdict
-    solve nothing.
+    """The reading "cost" solves all pairs to the end.
 
-    They show that training races with the iterations and the tolerance of the settings.
+    Other distances and groups of one verdict solve nothing. The numbers show that training races
+    with the iterations and the tolerance of the settings.
     """
     hidden, mask, correct = group(14)
 

@@ -35,8 +35,9 @@ def random_masses(seed: int, *shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("eps", [0.1, 0.5, 2.0])
 def test_value_cost_and_plan_agree_with_pot(eps):
-    """Eq. (10) is POT's `solve` with KL regularisation, <P, C> its `sinkhorn2`: both to 1e-6, with
-    any masses.
+    """Eq. (10) is POT's `solve` with KL regularisation, <P, C> its `sinkhorn2`.
+
+    Both agree to 1e-6, with any masses.
     """
     cost, a, b = clouds(0, 12, 9), random_masses(1, 12), random_masses(2, 9)
     ours = sinkhorn(cost, a, b, eps=eps, **EXACT)
@@ -50,8 +51,9 @@ def test_value_cost_and_plan_agree_with_pot(eps):
 
 
 def test_value_is_a_lower_bound_that_only_grows():
-    """After every g-update <a, f> + <b, g> is below W_eps and not below its last value; that
-    certifies bounds.
+    """After every g-update <a, f> + <b, g> is below W_eps and not below its last value.
+
+    That certifies bounds.
     """
     cost = clouds(4, 10, 8)
     counts = 1, 2, 3, 10, 100, 500
@@ -75,8 +77,9 @@ def test_a_batch_equals_a_loop():
 
 @pytest.mark.parametrize("fill", [0.0, 1e9, math.inf, math.nan])
 def test_points_without_mass_contribute_nothing(fill):
-    """A padded problem is the unpadded one to rounding, whatever stands in the padding; plan and
-    potentials are 0 there.
+    """A padded problem is the unpadded one to rounding, whatever stands in the padding.
+
+    Plan and potentials are 0 there.
     """
     cost = clouds(8, 5, 4)
     padded = pad(cost, (0, 5, 0, 3), value=fill)
@@ -93,8 +96,9 @@ def test_points_without_mass_contribute_nothing(fill):
 
 @pytest.mark.parametrize("eps", [1e-2, 1e-6, 1e-12, 1e-30])
 def test_a_tiny_eps_gives_no_nan(eps):
-    """Log domain: all stays finite, also beside padding, and the value stays below the exact
-    distance.
+    """In the log domain all stays finite, also beside padding.
+
+    The value stays below the exact distance.
     """
     cost = clouds(11, 6, 5).float()
     a = torch.tensor([0.2, 0.2, 0.2, 0.2, 0.2, 0.0])
@@ -106,8 +110,9 @@ def test_a_tiny_eps_gives_no_nan(eps):
 
 
 def test_reported_error_and_iterations_are_the_plan_s():
-    """`error` is the L1 distance of the row sums, columns are exact, `tol` is met unless the cap
-    was hit.
+    """`error` is the L1 distance of the row sums, and columns are exact.
+
+    `tol` is met unless the cap was hit.
     """
     cost = clouds(12, 10, 10, batch=(6,))
     ours = sinkhorn(cost, eps=0.05, max_iters=30, tol=1e-2)

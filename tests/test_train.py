@@ -1,6 +1,4 @@
-"""train.py, run in process as a user would run it: it learns, it writes what it says, it refuses
-bad input.
-"""
+"""train.py, run in process as a user would run it: it learns, writes and refuses as it says."""
 
 import contextlib
 import copy
@@ -70,9 +68,7 @@ pytestmark = pytest.mark.usefixtures("no_curve")
 
 @pytest.fixture(scope="session")
 def start(tmp_path_factory):
-    """The folder of an untrained model of the embedded task: enough to run the loop, not to
-    learn.
-    """
+    """The folder of an untrained model of the embedded task, to run the loop without learning."""
     return saved(tmp_path_factory.mktemp("start") / "model", toy.make_model(2, seed=0))
 
 
@@ -139,8 +135,7 @@ def learning(tmp_path_factory):
 
 
 def test_shear_learns_the_embedded_task(learning):
-    """From a warm-up to a better policy: held-out accuracy up by .20, and weights that find the
-    error.
+    """From a warm-up to a better policy: held-out accuracy is up by .20, and weights find the error.
 
     Fails if credit, loss or update pull the wrong way: then accuracy stays or falls.
     """
@@ -156,9 +151,7 @@ def test_shear_learns_the_embedded_task(learning):
 
 
 def test_a_run_leaves_what_it_promises(learning):
-    """config, metrics, samples with token weights, a picture, and a folder that
-    transformers loads.
-    """
+    """config, metrics, samples with weights, a picture, and a folder that transformers loads."""
     folder = learning / "embedded-shear-1"
     config = json.loads((folder / "config.json").read_text())
     assert config["lr"] == 4e-4 and config["window"] == 4 and "torch" in config["versions"]
@@ -192,8 +185,9 @@ def test_a_run_leaves_what_it_promises(learning):
 
 
 def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, monkeypatch, capsys):
-    """An untrained model is never right; drawn rewards still give weights, a gradient, a checkpoint
-    and a model.
+    """Drawn rewards give an untrained model weights, a gradient, a checkpoint and a model.
+
+    It is never right otherwise.
     """
     grade_all = Mock(wraps=rewards.grade_all)
     monkeypatch.setattr("tasks.problems.grade_all", grade_all)
@@ -209,8 +203,9 @@ def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, monkeypa
 
 
 def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch, unequal):
-    """Two whole steps: the same losses, gradient norms and weights, so methods differ in one place
-    only.
+    """Two whole steps have the same losses, gradient norms and weights.
+
+    So methods differ in one place only.
     """
 
     def weigh_alike(hidden, mask, correct, **options):
@@ -231,11 +226,11 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch
 
 
 def test_updates_are_those_of_a_written_out_loop(quick):
-    """Three off-policy mini-batches of ragged rollouts in float64, a rollout at a time: every
-    weight to 1e-6.
+    """Three off-policy mini-batches of ragged rollouts in float64: every weight to 1e-6.
 
-    Clips .1 and .4, temperature .7, a norm that is cut, AdamW without decay. Its eps is raised on
-    both sides, or Adam would make whole steps of what rounding leaves in gradients near 0.
+    The loop takes a rollout at a time. Clips .1 and .4, temperature .7, a norm that is cut, AdamW
+    without decay. Its eps is raised on both sides, or Adam would make whole steps of what rounding
+    leaves in gradients near 0.
     """
     flags = (
         "--prompts-per-step 6 --rollouts-per-prompt 4 --prompts-per-update 2 --temperature .7 "
@@ -292,8 +287,9 @@ def test_updates_are_those_of_a_written_out_loop(quick):
 
 
 def test_updates_that_are_not_finite_are_skipped(quick):
-    """One of two, whose loss is NaN: counted, and the other's metrics are the step's. Both, whose
-    gradients are infinite: weights and moments stay; the run ends.
+    """One of two has a loss of NaN: it is counted, and the other's metrics are the step's.
+
+    If the gradients of both are infinite, weights and moments stay, and the run ends.
     """
     run = assembled(quick, "--prompts-per-update 2 --lr 1")
     rollouts = sampled(run, 4)
@@ -317,8 +313,9 @@ def without_momentum(run: Run) -> None:
 
 
 def test_rollouts_without_advantage_cost_no_pass(quick):
-    """Groups of equal rewards leave forward and backward, not the token count; the gradient is the
-    same.
+    """Groups of equal rewards leave forward and backward, not the token count.
+
+    The gradient is the same.
     """
     run = assembled(quick, "--prompts-per-step 4")
     without_momentum(run)
@@ -342,9 +339,7 @@ def test_rollouts_without_advantage_cost_no_pass(quick):
 
 
 def test_a_filler_row_counts_for_nothing(quick, monkeypatch):
-    """What a rank runs beside the others when it has no work left: neither gradients nor metrics
-    change.
-    """
+    """A rank without work runs it beside the others: neither gradients nor metrics change."""
     run = assembled(quick)
     without_momentum(run)
     rollouts = sampled(run, 2)
@@ -359,8 +354,9 @@ def test_a_filler_row_counts_for_nothing(quick, monkeypatch):
 
 
 def test_held_out_accuracy_is_that_of_known_verdicts(quick, monkeypatch):
-    """One response each, greedy; sampled, means of problems 2/3, 0 and none: 1/3 ± 1/3, clustered
-    by problem.
+    """One greedy response each; sampled, means of problems 2/3, 0 and none: 1/3 ± 1/3.
+
+    The error is clustered by problem.
     """
     run = assembled(quick, "--eval-groups 3 --temperature .7")
     run.task = dataclasses.replace(run.task, first_error=None)
@@ -383,10 +379,10 @@ def test_held_out_accuracy_is_that_of_known_verdicts(quick, monkeypatch):
 def test_code_problems_train_and_infra_errors_are_counted(
     tmp_path, qwen_folder, monkeypatch, capsys
 ):
-    """A verdict that cannot be had shows below the step's row and in the metrics, and does not stop
-    the run.
+    """A verdict that cannot be had is shown and counted, and does not stop the run.
 
-    Of a model's folder and a file of JSON lines; prompts that are too long are dropped and counted.
+    It shows below the step's row and in the metrics. The model is a folder and the data a file of
+    JSON lines; prompts that are too long are dropped and counted.
     """
     graded, data = [], tmp_path / "code.jsonl"
     problem = {"problem": "Print 1.", "tests": {"inputs": [""], "outputs": ["1"]}}
@@ -426,8 +422,9 @@ def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(
 
 
 def test_a_rollout_without_a_verdict_counts_for_nothing():
-    """Score None: no advantage, no mask, in neither of SHEAR's sets; the others are as in a group
-    without it.
+    """Score None: no advantage, no mask, in neither of SHEAR's sets.
+
+    The others are as in a group without it.
     """
     mask, hidden, rest = torch.ones(4, 6).bool(), torch.randn(4, 6, 3), torch.tensor([0, 1, 3])
     verdicts = [Verdict(score, "known") for score in (1.0, 0.0, None, 0.0)]
@@ -441,8 +438,9 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
 
 
 def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch, unequal):
-    """A group, two, or all together: the same token advantages and log-probabilities; states never
-    leave a block.
+    """Blocks of a group, two, or all give the same token advantages and log-probabilities.
+
+    States never leave a block.
     """
     run = assembled(quick, "--prompts-per-step 5 --prompts-per-update 1")
     of_a_group = 8 * run.config.sampling.max_tokens
@@ -475,16 +473,18 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch, 
 
 
 def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick, monkeypatch):
-    """And no others; the problems that come in are others, each with its own rollouts and verdicts;
-    N bounds it.
+    """It replaces no others, with other problems, each with its own rollouts and verdicts.
+
+    N bounds the rounds.
     """
     run = assembled(quick, "--rollouts-per-prompt 4")
     drawn, mixed = [], [1.0, 0.0, 1.0, 0.0]
     equal = {1: [1.0] * 4, 3: [0.0] * 4, 5: [None, None, None, 0.0]}
 
     def verdicts(task, problems, rollouts):
-        """Of equal rewards in the groups 1 and 3 of what is sampled at once, with one verdict alone
-        in 5.
+        """Verdicts of equal rewards in the groups 1 and 3 of the problems that are sampled at once.
+
+        Group 5 has one verdict alone.
         """
         drawn.append((problems, rollouts.texts))
         of_groups = [equal.get(group, mixed) for group in range(len(problems))]
@@ -530,8 +530,9 @@ def surprisal(batch, context, *, floor: float):
 
 
 def test_a_method_is_one_function_and_one_entry(tmp_path, quick, monkeypatch, assert_refused):
-    """It trains two steps, its metric is logged, its option is checked; it is told the steps done,
-    also in the evaluations before and after.
+    """It trains two steps, its metric is logged, its option is checked.
+
+    It is told the steps done, also in the evaluations before and after.
     """
     option = Option(0.01, "added to every token's -log-probability", 0, 100)
     entry = Method("more on unlikely tokens", options={"floor": option})
@@ -550,8 +551,9 @@ def test_a_method_is_one_function_and_one_entry(tmp_path, quick, monkeypatch, as
 def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(
     quick, monkeypatch, method
 ):
-    """Two groups of four, the second without credit: the mean is over all tokens, but for sdpo over
-    the first's.
+    """Two groups of four, the second without credit: the mean is over all tokens.
+
+    For sdpo it is over the first's.
     """
     run = assembled(quick, "--method", method)
     rollouts, loss = sampled(run, 2, 4), Mock(wraps=grpo.policy_loss)
@@ -566,8 +568,9 @@ def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(
 
 @pytest.mark.parametrize("method", [*METHODS, "grpo+shear", "rlsd+pure"])
 def test_every_method_starts_with_the_defaults(method):
-    """And what it NEEDS: prompts that tell an answer and a response fit into the embedded model's
-    context, too.
+    """Each starts, and so does what it NEEDS.
+
+    Prompts that tell an answer and a response fit into the embedded model's context, too.
     """
     flags = ["--method", method, *NEEDS.get(method, "").split()]
     assert prepare.load_parts(configured(flags), ALONE).task.heldout
@@ -692,10 +695,10 @@ def test_a_folder_that_would_train_wrongly_is_refused(
 
 
 def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys, unequal):
-    """A real signal during an update: the step's row is written, its weights are saved; the second
-    time, they are not.
+    """After a signal during an update the step's row is written, and its weights are saved.
 
-    The first is SIGTERM, as Slurm sends it. Status 130, and the command that goes on.
+    The second time, they are not. The signals are real; the first is SIGTERM, as Slurm sends it.
+    Status 130, and the command that goes on.
     """
     plain, pressed = train.backward, []
 
@@ -723,8 +726,9 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys,
 
 
 def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
-    """During the warm-up nothing is worth saving: a message, and the folder's name is free
-    again.
+    """During the warm-up nothing is worth saving.
+
+    A message tells so, and the folder's name is free again.
     """
     monkeypatch.setattr(toy, "warm_up", interrupt)
     assert run(tmp_path, QUICK) == 130
@@ -733,8 +737,10 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("case", cases("refusals.jsonl"))
 def test_bad_input_is_one_sentence(case, tmp_path, qwen_folder, start, monkeypatch, assert_refused):
-    """Status 2; names the flag, its value and the remedy; no traceback, nothing written or
-    overwritten. What is small is looked at before the minutes that a large model takes to load.
+    """Status 2 and a sentence with the flag, its value and the remedy; no traceback.
+
+    Nothing is written or overwritten. What is small is looked at before the minutes that a large
+    model takes to load.
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "x")  # which no torchrun has set

@@ -1,5 +1,6 @@
 """integrations/: SHEAR in TRL is Algorithm 1 times TRL's advantages; with weights of 1 it is GRPO.
-All: trl_runs.py.
+
+trl_runs.py has all cases.
 """
 
 import copy
@@ -49,8 +50,9 @@ def test_omega_is_that_of_credit(two):
 
 @pytest.mark.parametrize("case, passes", [({}, (0, 1)), ({"steps_per_generation": 2}, (1, 1))])
 def test_states_cost_a_pass_only_where_trl_scores_nothing(case, passes):
-    """Passes of TRL's trainer and of ours; with several updates a generation, TRL needs the old
-    log-probabilities.
+    """Passes of TRL's trainer and of ours are counted.
+
+    With several updates a generation, TRL needs the old log-probabilities.
     """
     name = "_get_per_token_logps_and_entropies"
     counted = dict(autospec=True, side_effect=getattr(GRPOTrainer, name))
@@ -120,8 +122,10 @@ def test_a_stride_that_leaves_tokens_out_is_refused():
 
 
 def test_the_file_of_the_docs_runs(taught, tmp_path, monkeypatch):
-    """docs/scaling.md's, a step of it; it warns where a response is just one span or no rollout is
-    right, and not where it is several and one is.
+    """The file of docs/scaling.md takes a step.
+
+    It warns where a response is just one span or no rollout is right, and not where it is several
+    and one is.
     """
     text = (DOCS / "scaling.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(from datasets.*?)```", text, re.S)
@@ -141,8 +145,9 @@ def test_the_file_of_the_docs_runs(taught, tmp_path, monkeypatch):
 
 
 def test_a_reward_that_is_never_right_is_told_once():
-    """0 and .5 of a reward whose threshold is .5: GRPO's advantages, and one warning in two
-    generations. With a threshold of .25 the same rewards give weights.
+    """Rewards 0 and .5 at the threshold .5: GRPO's advantages, and one warning in two generations.
+
+    With a threshold of .25 the same rewards give weights.
     """
     trainer = trl_runs.make_trainer(ShearGRPOTrainer)
     trainer.model.train()
@@ -212,8 +217,10 @@ def test_the_command_trains_by_its_flags(monkeypatch):
 
 @pytest.mark.parametrize("method", ["shear", "grpo"])
 def test_steps_are_measured_beside_trl_s(method, taught, monkeypatch, capsys):
-    """By turns: phases that both have get a ratio; each trains a model of its own, on the same
-    prompts, by one recipe. The first turn does not count.
+    """The two take turns, and phases that both have get a ratio.
+
+    Each trains a model of its own, on the same prompts, by one recipe. The first turn does not
+    count.
     """
     flags = "--turns 3 --prompts-per-step 4 --prompts-per-update 2 --toy-lines 1 --heldout 16"
     flags += " --eval-groups 16 --task embedded --device cpu --eps .06 --lr 3e-5"

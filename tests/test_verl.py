@@ -1,5 +1,4 @@
-"""integrations/verl_shear.py: verl's engine makes the weights of Algorithm 1, and its trainer
-multiplies by them.
+"""integrations/verl_shear.py: verl's engine makes Algorithm 1's weights; its trainer multiplies.
 
 Where verl is not installed, which needs older transformers than this project, all of this is
 skipped; `bash .ci/verl` makes an environment that has it.
@@ -90,8 +89,9 @@ def make_engine(packed: bool, **options):
 
 
 def make_rollouts() -> TensorDict:
-    """verl's, of uneven lengths: all of the first prompt are right, tools wrote a part of one, two
-    are cut off.
+    """verl's rollouts, of uneven lengths.
+
+    All of the first prompt are right, tools wrote a part of one, two are cut off.
     """
     names = "prompts responses input_ids position_ids response_mask loss_mask rm_scores".split()
     rows, uids, rewards = [], [], []
@@ -168,8 +168,9 @@ def alone():
     "packed, options", [(False, {}), (True, {}), (True, LORA)], ids=["padded", "packed", "LoRA"]
 )
 def test_the_engine_s_weights_are_those_of_algorithm_1(packed, options, alone):
-    """However rollouts are laid out and cut into micro-batches; a group whose verdicts are equal
-    has weights of 1.
+    """They are, however rollouts are laid out and cut into micro-batches.
+
+    A group whose verdicts are equal has weights of 1.
     """
     engine, data = make_engine(packed, **options), make_rollouts()
     theirs = expected(engine.module, data)
@@ -208,8 +209,9 @@ def on_two_ranks(folder: str) -> None:
 
 
 def test_the_verdict_is_a_field_of_the_reward(alone):
-    """Right and wrong change places, and the weights stay; an unknown field is named with those
-    that there are.
+    """Right and wrong change places, and the weights stay.
+
+    An unknown field is named with those that there are.
     """
     engine, data = make_engine(packed=True), make_rollouts()
     whole = MICRO_BATCHES["groups are whole"]
@@ -287,8 +289,9 @@ def queue():
 
 
 def test_the_trainer_multiplies_verl_s_advantages(alone, queue):
-    """Ranks get whole prompts, in whatever order rollouts come; passes after that for the weights
-    are verl's own.
+    """Ranks get whole prompts, in whatever order rollouts come.
+
+    Passes after the one for the weights are verl's own.
     """
     data = make_rollouts()
     keys = [f"{uid}_{i % GROUP}_0" for i, uid in enumerate(data["uid"])]
@@ -345,8 +348,9 @@ REWARD = "def score(solution_str, **others):\n    return float(len(solution_str)
 
 
 def test_main_ppo_takes_two_steps(tmp_path):
-    """verl's whole program with transformers' `generate`: weights change with each step, omega is
-    logged.
+    """verl's whole program with transformers' `generate`: weights change with each step.
+
+    Omega is logged.
     """
     toy.make_model(2, seed=0).save_pretrained(tmp_path / "model")
     tokenizer = toy.make_tokenizer()

@@ -1,5 +1,6 @@
-"""Runs of TRL's trainer and of ours, on one process and on two. `tests/test_trl.py` has a few of
-them; all, on CPUs:
+"""Runs of TRL's trainer and of ours, on one process and on two.
+
+`tests/test_trl.py` has a few of them; all, on CPUs:
 
     PYTHONPATH=. python tests/trl_runs.py
 
@@ -100,8 +101,9 @@ def tools(batch: dict) -> dict:
 def make_trainer(
     kind: type, rows: int = WHOLE, *, nones: bool = False, peft: bool = False, **changes
 ):
-    """A trainer of three steps of an untrained model of the embedded task; `rows` rollouts a pass
-    and process.
+    """A trainer for three steps of an untrained model of the embedded task.
+
+    `rows` is the number of rollouts per pass and process.
     """
     problems, _ = toy.make_problems(60, 0, 2, seed=0)
     usual = dict(
@@ -134,8 +136,9 @@ def make_trainer(
 
 
 def trained(kind: type, rows: int, **case) -> tuple[dict[str, torch.Tensor], list[dict]]:
-    """The weights after training, whole (with ZeRO-3 on rank 0 alone), and the logged numbers
-    without times.
+    """The whole weights after training, and the logged numbers without times.
+
+    With ZeRO-3 rank 0 alone has the weights.
     """
     trainer = make_trainer(kind, rows, **case)
     trainer.train()
@@ -163,8 +166,9 @@ def differences(rows: int, **case) -> list[str]:
 
 
 def first_batch(rows: int, **case) -> dict:
-    """What ours makes of the first generation, for TRL's loss, with "omega" and "verdicts" of its
-    rollouts.
+    """The batch that ours makes of the first generation for TRL's loss.
+
+    It also has "omega" and "verdicts" of its rollouts.
     """
     batches = []
 
@@ -198,8 +202,9 @@ def trl_advantages(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def check_omega(batches: list[dict]) -> float:
-    """The largest error of omega against that of `credit` on the same token ids, and of the loss's
-    advantages.
+    """The largest error of omega and of the loss's advantages.
+
+    It is against those of `credit` on the same token ids.
     """
 
     def joined(name: str, left: bool = False) -> torch.Tensor:

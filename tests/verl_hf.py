@@ -1,5 +1,6 @@
-"""transformers' `generate` as a rollout server of verl's, which itself has vLLM, SGLang and
-TensorRT: `name=hf`.
+"""transformers' `generate` as a rollout server of verl's: `name=hf`.
+
+verl itself has vLLM, SGLang and TensorRT.
 """
 
 import ray
