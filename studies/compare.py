@@ -136,8 +136,7 @@ from rewards import rewards_of
 from studies import figures
 from studies.advantages import measure
 
-# flags of train.py that trials set themselves
-OURS = "method seed lr name out resume prm"
+OURS = "method seed lr name out resume prm"  # flags of train.py that trials set themselves
 LOWEST, HIGHEST = 1 / 8, 8  # bounds of a grid's rates, as multiples of its middle
 LEVEL = 0.90  # of confidence intervals
 HELDOUT = 256  # problems, if not given

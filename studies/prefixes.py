@@ -59,8 +59,7 @@ from shear import span_bounds
 from tasks.problems import Task, is_text
 from tasks.rows import BadInput, bad_input_on_error, check_is_file, read_rows
 
-# columns of the table that figures take
-SPANS = "rollout", "number", "right", "end", "distance", "success"
+SPANS = "rollout", "number", "right", "end", "distance", "success"  # columns of `span_table`
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,7 @@ class Prefixes:
     scores: list[float | None]
     reasons: list[str]  # of the scores
     ends: list[list[int]]  # lengths of each rollout's prefixes
-    # scores of each prefix's continuations; empty where none were made
-    continued: list[list[list[float | None]]]
+    continued: list[list[list[float | None]]]  # scores per prefix; empty where none were made
 
     @property
     def mixed(self) -> bool:

@@ -85,9 +85,8 @@ def test_a_line_s_numbers_against_written_out_ones():
     group.ends = [[0, 2], [0], [0]]
     group.continued = [[[1.0, 0, 0, 0], [1.0, 1, 1, 0]], [[1.0, None]], [[1.0, 0.0]]]
     weights = {"made": torch.tensor([[1.0, 0, 2, 0.5], [1, 1, 1, 0], [1, 1, 1, 0]])}
-    first, second = line_stats(
-        group, torch.tensor([3.0, -1.0, 1.0]), weights
-    )  # of the others no value is known
+    # no value of the other lines is known
+    first, second = line_stats(group, torch.tensor([3.0, -1.0, 1.0]), weights)
     assert first == {"advantage": 0.5, "noise": 2 * 3 / 16 / 3, "credit": {"made": 1.5}}
     assert second == {"advantage": 0.25, "noise": 3 / 16 / 3, "credit": {"made": 3.75}}
 

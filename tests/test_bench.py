@@ -79,6 +79,5 @@ def test_responses_without_a_whole_span_are_refused(small):
         short._replace(groups=[*short.groups, (hidden, torch.ones_like(mask), correct)]), FLAGS
     )
     assert "2 pairs, mixed groups: 2" in lines[0]
-    assert (
-        float(lines[3].split("|")[-2]) < 1e-3
-    )  # ours, whose first values are those of the first group
+    # ours: its first values are those of the first group
+    assert float(lines[3].split("|")[-2]) < 1e-3

@@ -131,10 +131,10 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, assert_says):
     ("command", "flags", "words"),
     [
         (evaluation, "--replay rows.jsonl --out run", "holds other files, and no settings.json"),
-        # else rows of one temperature would count as another's
+        # otherwise rows of one temperature would count as another's
         (evaluation, f"{ASK} --model TAUGHT --out bare", "holds other files, and no settings.json"),
         (evaluation, "--replay rows.jsonl --out evaluation", "choose another --out"),
-        # which would wait for whoever writes into it
+        # whoever opens a pipe waits for someone who writes into it
         (evaluation, "--replay pipe --out new", "--replay pipe: "),
         (diagnose, "--model TAUGHT --max-tokens 9 --rollouts pipe --out new", "--rollouts pipe: "),
     ],

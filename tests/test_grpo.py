@@ -67,14 +67,13 @@ def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen):
         ({"config": [9]}, [2, 9]),
         ({"config": 9, "generation": [7]}, [2, 7, 9]),
         ({"template": "{{ messages[1]['content'] }} <|eot|>\n<|im_start|>"}, [2, "<|eot|>"]),
-        # a letter follows first
-        ({"template": "<|eot|>{{ messages[1]['content'] }}. <|eot|>"}, [2]),
+        ({"template": "<|eot|>{{ messages[1]['content'] }}. <|eot|>"}, [2]),  # a letter follows
         ({"template": "<|eot|>"}, [2]),  # the words are not in it
         ({"template": "{{ raise_exception('no') }}"}, [2]),
     ],
 )
 def test_stop_ids_come_from_every_place_that_names_one(change, expected, qwen, tiny):
-    """Generation config, config, tokenizer, <|im_end|>, and the token that ends a template's turn."""
+    """Generation config, config, tokenizer, <|im_end|>, the token that ends a template's turn."""
     model, tokenizer = qwen
     tokenizer.add_tokens(AddedToken("<|eot|>", special=True))
     model.generation_config.eos_token_id = change.get("generation")
@@ -257,9 +256,8 @@ def test_equal_rewards_and_missing_verdicts_get_no_advantage():
 
 
 # ratio, advantage -> loss of the token, and its gradient by the log-probability: 0 where the clip
-# holds. The bounds are
-# 1 - .2 below and 1 + .28 above; .75 and 1.25 lie between these and the bounds with the two
-# exchanged.
+# holds. The bounds are 1 - .2 below and 1 + .28 above; .75 and 1.25 lie between these and the
+# bounds with the two exchanged.
 CLIPPED = [
     (2.0, 1.0, -1.28, 0.0), (2.0, -1.0, 2.0, 2.0), (1.25, 1.0, -1.25, -1.25), (1.25, -1.0, 1.25, 1.25),
     (0.75, 1.0, -0.75, -0.75), (0.75, -1.0, 0.8, 0.0), (0.5, 3.0, -1.5, -1.5), (0.5, -3.0, 2.4, 0.0),

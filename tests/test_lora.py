@@ -83,7 +83,7 @@ def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path, unequa
     run_well(train, "--resume", cut / "checkpoints" / "step-000001")
     assert_same_run(whole, cut)
     _, first, second, _ = files.read_lines(whole / "metrics.jsonl")
-    # uniform until the adapter is something
+    # the adapter is zero at first, so weights are uniform
     assert first["weight_std"] < 1e-6 and second["weight_std"] > 0.01
     start, end = (
         AutoModelForCausalLM.from_pretrained(folder).state_dict()

@@ -26,8 +26,7 @@ from shear import (
 EXACT = dict(tol=1e-7, max_iters=5000)  # what float32 reaches
 
 
-# ---- Algorithm 1 in float64, token by token, with POT for each pair: written to be read beside the
-# paper ------
+# ---- Algorithm 1 in float64, token by token, with POT per pair, to be read beside the paper ------
 
 
 def paper_spans(length: int, window: int, stride: int) -> list[tuple[int, int]]:

@@ -61,8 +61,7 @@ LEARN = (
     "--eval-groups 16 --prompts-per-step 8 --prompts-per-update 4 --steps 8 --lr 4e-4"
 )
 PLOT = harness.run.report.plot  # which other runs here do without
-# of what has nothing to learn
-QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8"
+QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8"  # learns nothing
 pytestmark = pytest.mark.usefixtures("no_curve")
 
 
@@ -135,7 +134,7 @@ def learning(tmp_path_factory):
 
 
 def test_shear_learns_the_embedded_task(learning):
-    """From a warm-up to a better policy: held-out accuracy is up by .20, and weights find the error.
+    """From a warm-up to a better policy: held-out accuracy up by .20; weights find the error.
 
     Fails if credit, loss or update pull the wrong way: then accuracy stays or falls.
     """
@@ -744,7 +743,7 @@ def test_bad_input_is_one_sentence(case, tmp_path, qwen_folder, start, monkeypat
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RANK", "x")  # which no torchrun has set
-    # or the hub is asked again and again
+    # otherwise the hub is asked again and again
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr(config, "find_spec", lambda name: None)
     monkeypatch.setattr(models, "load_weights", lambda *parts: pytest.fail("weights are read"))

@@ -372,7 +372,7 @@ def test_main_ppo_takes_two_steps(tmp_path):
     assert ended.returncode == 0, ended.stderr[-2000:]
     omega = re.findall(r"step:[12] .*shear/weight:([\d.]+)", ended.stdout)
     assert len(omega) == 2 and all(0 < float(weight) < 1 for weight in omega)
-    # of the start and after each step
+    # those of the start and those after each step
     assert len(set(re.findall(r"weights [\d.]+", ended.stdout))) == 3
 
 

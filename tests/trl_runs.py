@@ -37,8 +37,7 @@ from tasks import toy
 
 constants.HF_HUB_DISABLE_TELEMETRY = True  # a trainer of TRL's tells the hub that it was made
 GROUP = 4
-# Two processes hold 8 rollouts each, whole groups of 4, or 6 each, and the second of three groups
-# is split.
+# Rollouts on each of two processes: whole groups of 4, or the second of three groups is split.
 WHOLE, SPLIT = 8, 6
 SIZES = dict(window=6, stride=3, eps=0.2)  # tokens, tokens, nbar
 ON_TWO = [
@@ -214,9 +213,8 @@ def check_omega(batches: list[dict]) -> float:
     completions = joined("completion_mask").bool()  # (B, T)
     mask = completions & joined("tool_mask").bool()  # (B, T)
     inside = mask & ~verdicts.isnan()[:, None]
-    assert (~mask).all(
-        1
-    ).any() and verdicts.isnan().any()  # a truncated one, and one without a verdict
+    # a truncated one, and one without a verdict
+    assert (~mask).all(1).any() and verdicts.isnan().any()
     prompts = joined("prompt_ids", left=True), joined("prompt_mask", left=True).bool()
     rollouts = Rollouts(
         *prompts, joined("completion_ids"), completions, verdicts.isnan(), [""] * len(verdicts)
