@@ -1,7 +1,8 @@
 """README's picture, docs/steps.svg: SHEAR's four steps on two rollouts of a default run.
 
-Run: `python -m docs.records.steps_picture`. A row of steps.jsonl has three lines of a rollout, and
-each token's weight over the group's largest; steps-frame.svg is the picture without them.
+Run: `python -m docs.records.steps_picture`. The rows of steps.jsonl, a right and a wrong rollout,
+are the second and the fourth row of the last step in the samples.jsonl of `python train.py`;
+steps-frame.svg is the picture without their tokens and weights.
 """
 
 import html
@@ -12,19 +13,23 @@ from harness import files
 
 RECORDS = Path(__file__).parent
 CELL = 22  # pixels of a token
+FIRST, LAST = 12, 48  # three lines: the one before the first error, its own, and the next
 
+right, wrong = files.read_lines(RECORDS / "steps.jsonl")
+largest = max(right["weights"] + wrong["weights"])
 fillings = {}
-for row in files.read_lines(RECORDS / "steps.jsonl"):
+for name, row in {"right": right, "wrong": wrong}.items():
     cells = []
     bars = []
-    for number, share in enumerate(row["shares"]):
-        x = number * CELL
-        text = html.escape(row["tokens"][number].replace("\n", "\u21b5"))
+    for token in range(FIRST, LAST):
+        x = (token - FIRST) * CELL
+        share = row["weights"][token] / largest
+        text = html.escape(row["tokens"][token].replace("\n", "\u21b5"))
         box = f'<rect x="{x}" width="20" height="26" rx="3" fill-opacity="{share:.2f}"/>'
         cells.append(f'{box}<text x="{x + 10}" y="18">{text}</text>')
         bars.append(f"M{x} 0v-{48 * share:.1f}h20V0z")
-    fillings[row["name"]] = "".join(cells)
-    fillings[f"{row['name']}_bars"] = "".join(bars)
+    fillings[name] = "".join(cells)
+    fillings[f"{name}_bars"] = "".join(bars)
 frame = (RECORDS / "steps-frame.svg").read_text(encoding="utf-8")
 picture = Template(frame).substitute(fillings)
 (RECORDS.parent / "steps.svg").write_text(picture, encoding="utf-8")
