@@ -37,8 +37,10 @@ def every_pair(
     wrong_spans: Spans,
     measure: Callable[[Tensor, Tensor, Tensor], Tensor],
 ) -> Tensor:
-    """`measure(blocks (P, n, m), a (P, n), b (P, m)) -> (P,)` of all pairs of spans, (K+, K-), some
-    pairs at a time.
+    """Measure all pairs of spans, some pairs at a time: (K+, K-).
+
+    `measure` takes the pairs' cost blocks (P, n, m) and their masses a (P, n) and b (P, m), and
+    returns (P,).
     """
     rows, columns = len(right_spans.mass), len(wrong_spans.mass)
     tile = right_spans.mass.shape[1] * wrong_spans.mass.shape[1]
@@ -99,7 +101,10 @@ def cosine_distances(costs: Tensor, right: Side, wrong: Side) -> Tensor:
 
 
 def mmd_distances(costs: Tensor, right: Side, wrong: Side) -> Tensor:
-    """sqrt of the biased MMD^2, kernel exp(-d^2 / (2 m^2)), m the group's median, see above."""
+    """The square root of the biased MMD^2, with the kernel exp(-d^2 / (2 m^2)).
+
+    m is the group's median distance, as the module's docstring says.
+    """
     median = max(costs.median().item(), 1e-30)
 
     def kernel(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class Context:
     prm: RewardModel | None = None
 
     def score(self, rollouts: Rollouts, keep_hidden: bool = True) -> Scores:
-        """What the policy says of rollouts, at the temperature at which it sampled."""
+        """Log-probabilities, entropies and states of rollouts, at the temperature of sampling."""
         return score(
             self.policy,
             rollouts,
@@ -77,8 +77,7 @@ class Batch:
     reasons: list[str]  # one per verdict
     log_probs: Tensor = NOT_SCORED  # (B, T) float32, by the policy that sampled
     entropies: Tensor = NOT_SCORED  # (B, T) float32, nats
-    # (N, d) of a block's N response tokens, end to end; None: not kept
-    hidden: Tensor | None = None
+    hidden: Tensor | None = None  # (N, d), a block's N response tokens end to end; None: not kept
     token_advantages: Tensor = NOT_SCORED  # (B, T) float32
     # For the page: distances in the first group that SHEAR solved, in units of nbar, on the CPU.
     closest: Closest | None = None
@@ -86,7 +85,10 @@ class Batch:
 
     @classmethod
     def of(cls, rollouts: Rollouts, verdicts: list[Verdict], problems: list[dict]) -> "Batch":
-        """A batch before its scoring. A rollout without a verdict is in no set and in no loss."""
+        """A batch before its scoring.
+
+        A rollout without a verdict is in no set and in no loss.
+        """
         rewards = torch.tensor(rewards_of(verdicts), device=rollouts.ids.device).float()  # (B,)
         rollouts = replace(rollouts, mask=rollouts.mask & ~rewards.isnan()[:, None])
         group_size = len(verdicts) // len(problems)
@@ -116,7 +118,7 @@ class Batch:
         return whole
 
     def block_rows(self) -> Iterator[Tensor]:
-        """The rows of as many groups together as have BLOCK_TOKENS tokens at most, one at least."""
+        """The rows of each block: whole groups of at most BLOCK_TOKENS tokens in all, or one group."""
         starts = [0]  # the first group of each block
         held = 0  # tokens of the last block
         for group, tokens in enumerate(self.group_tokens):
@@ -150,8 +152,7 @@ class Batch:
 
     def groups(self) -> Iterator[tuple[slice, Tensor]]:
         """The rows of each group, and its hidden states (G, T, d), 0 outside of the mask."""
-        # (n, d) each, n tokens of a group
-        for number, states in enumerate(self.states.split(self.group_tokens)):
+        for number, states in enumerate(self.states.split(self.group_tokens)):  # (n, d) each
             group = slice(number * self.group_size, (number + 1) * self.group_size)
             yield group, to_padded(states, self.mask[group])
 
@@ -182,8 +183,10 @@ class Batch:
         return self.lengths.view(-1, self.group_size).sum(1).tolist()
 
     def log(self, name: str, values: Tensor) -> None:
-        """Log a metric, which is the mean over all values: of groups, or of pairs of spans, of all
-        blocks and ranks.
+        """Log a metric, which is the mean over all its values.
+
+        Values are, for example, of groups or of pairs of spans; the mean is over all blocks and
+        ranks.
         """
         add_stats(self.stats, {name: Mean(values.double().sum().item(), values.numel())})
 

@@ -29,24 +29,23 @@ from grpo import pad_id, pad_left
 
 
 def rlsd(batch: Batch, context: Context, *, mix: float, steps: int, bound: float) -> Tensor:
-    """A_t = A ((1 - lam) + lam clip(w_t, 1 - bound, 1 + bound)), w_t = exp(sign(A) (log pi'(y_t) -
-    log pi(y_t))).
+    """A_t = A ((1 - lam) + lam clip(w_t, 1 - bound, 1 + bound)): RLSD (arXiv 2604.03128).
 
-    RLSD (arXiv 2604.03128, Eqs. 13 to 15): pi', the policy that also sees the final answer, teaches
-    pi; lam falls from `mix` to 0 over the first `steps`. Inferred: A_t stands in the usual clipped
-    loss (Eq. 16 as printed is a min with w_t instead of the ratio of policies); pi' is the policy
-    of this step (theirs lags up to 10 steps behind); and the answer stands before the problem
-    (`Task.hint`).
+    w_t = exp(sign(A) (log pi'(y_t) - log pi(y_t))), Eqs. (13) to (15). pi' is the policy that also
+    sees the final answer; it teaches pi. lam falls from `mix` to 0 over the first `steps`.
+    Inferred: A_t stands in the usual clipped loss (Eq. (16) as printed is a min with w_t instead of
+    the ratio of policies); pi' is the policy of this step (theirs lags up to 10 steps behind); and
+    the answer stands before the problem (`Task.hint`).
     """
     return lean_on(answer_log_ratio, batch, context, mix, steps, bound)
 
 
 def serl(batch: Batch, context: Context, *, mix: float, steps: int, bound: float) -> Tensor:
-    """A_t as in `rlsd`, by a teacher pi' that sees the first other right rollout of the group.
+    """A_t as in `rlsd`, with a teacher pi' that sees the first other right rollout of the group.
 
-    SERL (arXiv 2605.19447; the authors' core_algos.py), whose teacher sees feedback on the
+    SERL (arXiv 2605.19447; the authors' core_algos.py) has a teacher that sees feedback on the
     rollout. Inferred: which feedback; a rollout without a right peer keeps A. Deviates: pi' is the
-    policy of this step, theirs up to 10 steps behind. Every token here is one of an action.
+    policy of this step; theirs is up to 10 steps behind. Every token here is one of an action.
     """
     return lean_on(peer_log_ratio, batch, context, mix, steps, bound)
 
@@ -59,7 +58,10 @@ def lean_on(
     steps: int,
     bound: float,
 ) -> Tensor:
-    """The A_t of `rlsd`, by log pi' - log pi (B, T), which takes no pass once its share is 0."""
+    """The A_t of `rlsd`, given the function that computes log pi' - log pi (B, T).
+
+    Once the share lam is 0, that function is not called, which saves its pass.
+    """
     share = mix * max(0.0, 1 - context.step / steps)
     if not share:
         return batch.A.expand(batch.mask.shape)
@@ -68,14 +70,13 @@ def lean_on(
 
 
 def sdpo(batch: Batch, context: Context, *, mix: float) -> Tensor:
-    """A_t = mix A + (1 - mix) (log pi'(y_t) - log pi(y_t)), Eq. (3) and App. B.1 of SDPO (arXiv
-    2601.20802).
+    """A_t = mix A + (1 - mix) (log pi'(y_t) - log pi(y_t)): SDPO (arXiv 2601.20802).
 
-    pi' also sees the first other right rollout of the group. Without one its part is 0, and as in
-    the authors' code a rollout without credit does not count in the loss's mean (with a `mix`,
-    theirs has two means). `mix` is 0 in the paper's main runs, .9 for weak models. Deviates: their
-    A is r - mean r; their prompt, which shows the solution below the problem, ours above it
-    (`Task.shown`); and see above.
+    Eq. (3) and App. B.1. pi' also sees the first other right rollout of the group. Without one its
+    part is 0, and as in the authors' code a rollout without credit does not count in the loss's
+    mean (with a `mix`, theirs has two means). `mix` is 0 in the paper's main runs, .9 for weak
+    models. Deviates: their A is r - mean r; their prompt shows the solution below the problem, ours
+    above it (`Task.shown`); see also the module's docstring.
     """
     return mix * batch.A + (1 - mix) * peer_log_ratio(batch, context)
 
@@ -84,7 +85,7 @@ def iw_opd(batch: Batch, context: Context, *, gamma: float) -> Tensor:
     """A_t = a_t (1 + gamma (1 - sum_{k<t} |a_k| / sum_k |a_k|)), a_t = log pi'(y_t) - log pi(y_t).
 
     IW-OPD (arXiv 2606.22600, as in TRL's trainer), whose teacher is another model. Deviates: here
-    it is that of `sdpo`, which this is at gamma 0.
+    the teacher is that of `sdpo`, and at gamma 0 the two methods are the same.
     """
     log_ratio = torch.where(batch.mask, peer_log_ratio(batch, context), 0.0)  # (B, T)
     size = log_ratio.abs()
@@ -93,13 +94,12 @@ def iw_opd(batch: Batch, context: Context, *, gamma: float) -> Tensor:
 
 
 def dasd(batch: Batch, context: Context, *, beta: float) -> Tensor:
-    """A_t = A + beta omega_t d_t, omega_t = tanh((tau - H_t) / sigma) sigmoid(|d_t| - 1): DASD
-    (arXiv 2605.22263).
+    """A_t = A + beta omega_t d_t, by a right peer's log-ratio d_t: DASD (arXiv 2605.22263).
 
-    d_t is log pi'(y_t) - log pi(y_t), tau the rollout's 20% quantile of entropy, sigma the mean
-    absolute deviation of its entropies: tokens of higher entropy move away from the teacher.
-    Inferred: beta; d_t standardised in the rollout; the deviation from the mean; and pi', that of
-    `sdpo`.
+    omega_t = tanh((tau - H_t) / sigma) sigmoid(|d_t| - 1), d_t = log pi'(y_t) - log pi(y_t). tau is
+    the 20% quantile of the rollout's entropies, sigma their mean absolute deviation: tokens of
+    higher entropy move away from the teacher. Inferred: beta; d_t is standardised in the rollout;
+    the deviation is from the mean; and pi' is that of `sdpo`.
     """
     mask = batch.mask
     entropies = batch.entropies
@@ -113,13 +113,12 @@ def dasd(batch: Batch, context: Context, *, beta: float) -> Tensor:
 
 
 def hsd(batch: Batch, context: Context) -> Tensor:
-    """A_t = pi'(y_t) / pi(y_t) - 1: minus the gradient of KL(pi' || pi), Eqs. (9), (13) of HSD
-    (arXiv 2606.15576).
+    """A_t = pi'(y_t) / pi(y_t) - 1, minus the gradient of KL(pi' || pi): HSD (arXiv 2606.15576).
 
-    pi' also sees the answer and a random other right rollout of the group, if there is one.
-    Verdicts act through these alone. The paper calls a one-sample form of its loss unstable,
-    without a formula: compare with care. Inferred: the prompt, of which it says that special tokens
-    delimit what is told.
+    Eqs. (9) and (13). pi' also sees the answer and, if there is one, a random other right rollout
+    of the group. Verdicts act through these alone. The paper calls a one-sample form of its loss
+    unstable, without a formula: compare with care. Inferred: the prompt, of which the paper says
+    only that special tokens delimit what is told.
     """
     told = []
     for row, solutions in enumerate(right_peers(batch)):
@@ -132,12 +131,12 @@ def hsd(batch: Batch, context: Context) -> Tensor:
 
 
 def scapo(batch: Batch, context: Context, *, strength: float, phrasings: int) -> Tensor:
-    """A_t = A + strength min(u_t, 0), u_t = z(mean over k of z(-d_t)), d_t = 2 |p - p_k| / (p +
-    p_k): SCAPO.
+    """A_t = A + strength min(u_t, 0), u_t low where rephrasing changes y_t: SCAPO (2609.40360).
 
-    p and p_k are pi(y_t) after the prompt and after its k-th rephrasing (arXiv 2609.40360).
-    Inferred: each z is over the group's tokens; and where a rephrasing gives things other names,
-    the response gets them, too. Deviates: theirs ends after 120 to 200 steps.
+    u_t = z(mean over k of z(-d_t)), d_t = 2 |p - p_k| / (p + p_k). p and p_k are pi(y_t) after the
+    prompt and after its k-th rephrasing. Inferred: each z is over the group's tokens; and where a
+    rephrasing renames things, they are renamed in the response, too. Deviates: theirs ends after
+    120 to 200 steps.
     """
     rephrase = context.task.rephrase
     assert rephrase  # the method's entry needs it
@@ -165,7 +164,10 @@ def answer_log_ratio(batch: Batch, context: Context) -> Tensor:
 
 
 def peer_log_ratio(batch: Batch, context: Context) -> Tensor:
-    """The same, where pi' also sees the first other right rollout of the group; 0 without one."""
+    """log pi'(y_t) - log pi(y_t), (B, T), where pi' also sees the first other right rollout.
+
+    It is 0 in a rollout whose group has no other right one.
+    """
     peers = right_peers(batch)
     told = []
     for row, solutions in enumerate(peers):
@@ -191,7 +193,8 @@ def right_peers(batch: Batch) -> list[list[str]]:
 def told_log_ratio(
     batch: Batch, problems: list[dict], context: Context, ids: Tensor | None = None
 ) -> Tensor:
-    """log pi'(y_t) - log pi(y_t), (B, T) float32, where pi' sees other problems, one per rollout;
+    """log pi'(y_t) - log pi(y_t), (B, T) float32, where pi' sees other problems, one per rollout.
+
     `ids`, if given, take the place of the responses that pi' scores.
     """
     rollouts = batch.rollouts if ids is None else replace(batch.rollouts, ids=ids)

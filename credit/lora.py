@@ -24,8 +24,9 @@ from tasks.rows import BadInput, cause
 
 
 def add(model: PreTrainedModel, rank: int, seed: int) -> None:
-    """Adapters into `model`, in place; drawn from the seed, so that all ranks have the same. Raises
-    BadInput.
+    """Add adapters to `model`, in place, drawn from the seed: all ranks have the same.
+
+    Raises BadInput.
     """
     torch.manual_seed(seed)
     config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear")
@@ -44,8 +45,9 @@ def off(model: PreTrainedModel) -> AbstractContextManager:
 
 
 def merge(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the model without an adapter, whose weights are W + B A; the model itself if it has
-    no adapter.
+    """A copy of the model without an adapter, whose weights are W + B A.
+
+    A model that has no adapter is returned itself.
     """
     if "peft" not in vars(model):
         return model

@@ -27,8 +27,9 @@ def positions(mask: Tensor) -> Tensor:
 
 
 def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (B, 1) float32 of values (B, T) over all tokens of each rollout's
-    group.
+    """The mean and standard deviation of values over all tokens of each rollout's group.
+
+    Values and mask are (B, T), the results (B, 1) float32.
     """
     # float64: a mean of equal values must be that value, or what is left over it is standardised
     group_tokens = group_size * values.shape[1]  # G T
@@ -43,31 +44,35 @@ def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor
 
 
 def standardise(values: Tensor, mask: Tensor, group_size: int) -> Tensor:
-    """The values (B, T) less the mean of their group's tokens, over the standard deviation of
-    these.
-    """
+    """Values (B, T) minus the mean over their group's tokens, divided by the standard deviation."""
     mean, std = group_moments(values, mask, group_size)
     return (values - mean) / std.clamp_min(1e-8)
 
 
 def effective_weights(token_advantages: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """(B, T): what each token's advantage was multiplied by; 1 where A = 0, 0 where the
-    mask is 0.
+    """What each token's advantage was multiplied by, (B, T).
+
+    It is 1 where A = 0, and 0 outside of the mask.
     """
     scale = advantages[:, None]
     return torch.where(scale != 0, token_advantages / scale, 1.0) * mask
 
 
 def concentration(token_advantages: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, float]:
-    """How strong and how concentrated token advantages (B, T) are, beside rollout advantages A
-    (B,).
+    """How strong and how concentrated token advantages (B, T) are, given rollout advantages A (B,).
 
-    `weight_mean`, `weight_std` are over the tokens whose A is not 0, as is `sign_changes`, the
-    share of tokens whose advantage has the opposite sign of A. The others are means over the
-    rollouts that have any advantage, of v_1 <= ... <= v_T, the absolute token advantages: `ess`,
-    (sum v)^2 / (T sum v^2), in (0, 1], also called effective-token ratio (arXiv 2601.07408,
-    2606.00257); `gini`, 0 for uniform; `top_tenth`, the share of the sum on the ceil(T / 10)
-    largest. The papers name the measures without formulas; these are the usual ones.
+    `weight_mean` and `weight_std` are over the tokens whose A is not 0, as is `sign_changes`, the
+    share of tokens whose advantage has the opposite sign of A.
+
+    The others are means over the rollouts that have any advantage, of the absolute token advantages
+    v_1 <= ... <= v_T:
+
+        ess        (sum v)^2 / (T sum v^2), in (0, 1]; also called effective-token ratio
+                   (arXiv 2601.07408, 2606.00257)
+        gini       the Gini coefficient, 0 for uniform
+        top_tenth  the share of the sum that lies on the ceil(T / 10) largest
+
+    The papers name the measures without formulas; these are the usual ones.
     """
     weights = effective_weights(token_advantages, advantages, mask)[
         mask & (advantages != 0)[:, None]
@@ -95,15 +100,18 @@ def concentration(token_advantages: Tensor, advantages: Tensor, mask: Tensor) ->
 def localisation(
     weights: Tensor, mask: Tensor, wrong_step: Tensor
 ) -> dict[str, float | None] | None:
-    """How well token weights (B, T) tell tokens before the true first error from those at or after
-    it.
+    """How well token weights (B, T) separate tokens before the true first error from later ones.
 
     wrong_step (B, 2) int64 is where the first wrong step starts and ends, -1 for rollouts that do
-    not count (right ones, and those of groups that are not mixed). AUC 0.5 is chance, 1 a perfect
-    order. `auc` pools all tokens; `auc_rollout` is the mean over rollouts that have tokens on both
-    sides; `auc_position` is what the token's position alone achieves, and any weight should be read
-    beside it; `auc_step` tells the tokens of the wrong step from all others, before and after. None
-    where no rollout has both sides.
+    not count (right ones, and those of groups that are not mixed). An AUC of 0.5 is chance, 1 a
+    perfect order:
+
+        auc           of all tokens pooled
+        auc_rollout   the mean over rollouts that have tokens on both sides
+        auc_position  what a token's position alone achieves: read any weight's AUC beside it
+        auc_step      the tokens of the wrong step against all others, before and after
+
+    Returns None where no rollout has both sides.
     """
     position = positions(mask)
     start, end = wrong_step[:, :1], wrong_step[:, 1:]  # (B, 1), (B, 1)
@@ -127,9 +135,9 @@ def localisation(
 
 
 def weight_by_side(weights: Tensor, mask: Tensor, first_error: Tensor) -> dict[str, float]:
-    """Mean weight (of (B, T)) before the true first error (B,) and from it on; NaN of no tokens.
+    """The mean weight before the true first error and from it on; NaN where there are no tokens.
 
-    first_error is -1 for rollouts that do not count.
+    Weights are (B, T). first_error (B,) is -1 for rollouts that do not count.
     """
     counts = mask & (first_error >= 0)[:, None]  # (B, T)
     after = positions(mask) >= first_error[:, None]  # (B, T)
@@ -140,8 +148,9 @@ def weight_by_side(weights: Tensor, mask: Tensor, first_error: Tensor) -> dict[s
 
 
 def shares_by_part(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> list[float]:
-    """The shares of the weight that lie before the first wrong step, on it and after it, of all
-    rollouts that count.
+    """The shares of the weight before the first wrong step, on it and after it.
+
+    They are of all rollouts that count; shapes are those of `localisation`.
     """
     position = positions(mask)
     start, end = wrong_step[:, :1], wrong_step[:, 1:]  # (B, 1), (B, 1)
@@ -151,11 +160,11 @@ def shares_by_part(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> list[fl
 
 
 def peak(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict | None:
-    """Tokens from the first error's start to the (first) largest weight: quartiles, negative where
-    it lies before.
+    """Quartiles of the distance in tokens from the first error's start to the largest weight.
 
-    Shapes are those of `localisation`. A rollout with one weight everywhere has no peak; None where
-    none has one.
+    The distance is negative where the largest weight (the first one, if several are) lies before
+    the error. A rollout with one weight everywhere has no peak; returns None where none has one.
+    Shapes are those of `localisation`.
     """
     offsets = []
     for row in (wrong_step[:, 0] >= 0).nonzero().flatten().tolist():
@@ -169,10 +178,10 @@ def peak(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict | None:
 
 
 def around(weights: Tensor, mask: Tensor, place: Tensor, reach: int) -> list[float | None]:
-    """Mean weight at each offset from -reach to reach of a place in each rollout; None where none
-    has the token.
+    """The mean weight at each offset, from -reach to reach, from a place in each rollout.
 
-    weights (B, T) and mask (B, T) as above; place (B,), below 0 for rollouts that do not count.
+    weights and mask are (B, T); place is (B,), below 0 for rollouts that do not count. An offset at
+    which no rollout has a token gets None.
     """
     offsets = positions(mask) - place[:, None]  # (B, T)
     counts = mask & (place >= 0)[:, None]  # (B, T)
@@ -190,8 +199,9 @@ def _auc(values: Tensor, positive: Tensor) -> float | None:
 
 
 def auc(high: np.ndarray, low: np.ndarray) -> float | None:
-    """Chance that one of `high` exceeds one of `low`, ties counting half; None if a side is
-    empty.
+    """The chance that one of `high` exceeds one of `low`, ties counting half.
+
+    Returns None if a side is empty.
     """
     if not len(high) or not len(low):
         return None

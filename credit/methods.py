@@ -41,7 +41,7 @@ from tasks.problems import Task
 
 
 def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
-    """Token advantages (B, T) of a method or a mixture with its options, 0 outside of the mask.
+    """Token advantages (B, T) of a method or mixture with its options, 0 outside of the mask.
 
     `--negative-scale` multiplies those of all wrong rollouts: a control, as methods differ in how
     much they punish. `--rescale mean1` then divides a group's by their mean weight, so that methods
@@ -60,10 +60,11 @@ def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
 
 
 def advantages_by(name: str, batch: Batch, context: Context, given: Sequence[str] = ()) -> Tensor:
-    """(B, T) of a method with the options that are given; of a mixture lam A1 + (1 - lam) A2.
+    """Token advantages (B, T) of a method or of a mixture, before the mask and the controls.
 
-    lam is `share` and rises linearly to 1 over the first `until` steps, so that training ends with
-    the first method; both methods have the defaults of their options.
+    A method takes the options that are given. A mixture is lam A1 + (1 - lam) A2; lam is `share`
+    and rises linearly to 1 over the first `until` steps, so that training ends with the first
+    method; both methods have the defaults of their options.
     """
     options = options_of(name, given)
     if name in FUNCTIONS:
@@ -85,12 +86,11 @@ def grpo(batch: Batch, context: Context) -> Tensor:
 
 
 def signbalance(batch: Batch, context: Context) -> Tensor:
-    """A_t = 1 in right rollouts, -n+ / n- in wrong ones, of n+ right and n- wrong in the group:
-    SignBalance (arXiv 2609.04063).
+    """A_t = 1 in right rollouts, -n+ / n- in wrong ones: SignBalance (arXiv 2609.04063).
 
-    For answers of few values, where a guess can be right. Computed as A / A+, A+ the right ones'
-    Eq. (1), which is the same for verdicts of 0 and 1: so it weighs groups, and no token. Inferred:
-    a group of equal verdicts gets nothing.
+    The group has n+ right and n- wrong rollouts. Meant for answers of few values, where a guess can
+    be right. Computed as A / A+, A+ the right ones' Eq. (1), which is the same for verdicts of 0
+    and 1: so it weighs groups, not tokens. Inferred: a group of equal verdicts gets nothing.
     """
     advantages = batch.advantages.view(-1, batch.group_size)  # (groups, G)
     of_right = advantages.amax(1, keepdim=True).clamp_min(1e-8)
@@ -98,22 +98,20 @@ def signbalance(batch: Batch, context: Context) -> Tensor:
 
 
 def entropy_credit(batch: Batch, context: Context, *, alpha: float, kappa: float) -> Tensor:
-    """A_t = A + min(alpha H_t, |A| / kappa), H_t in nats (Cheng et al. 2025, arXiv 2506.14758;
-    alpha as for GRPO).
+    """A_t = A + min(alpha H_t, |A| / kappa), H_t in nats (Cheng et al. 2025, arXiv 2506.14758).
 
-    Rewards grow and penalties shrink where the policy was unsure. Deviates: the source takes H_t
-    from the forward pass of each update; here it is that of the rollout, from the distribution that
-    was sampled from, once for all updates.
+    Rewards grow and penalties shrink where the policy was unsure. The default alpha is the source's
+    for GRPO. Deviates: the source takes H_t from the forward pass of each update; here it is that
+    of the rollout, from the distribution that was sampled from, once for all updates.
     """
     return batch.A + torch.minimum(alpha * batch.entropies, batch.A.abs() / kappa)
 
 
 def hapo(batch: Batch, context: Context, *, alpha: float, phi: float) -> Tensor:
-    """A_t = A + alpha sign(A) clip((H_t - mu) / sigma, -|A| / phi, |A| / phi), Eqs. (6), (7) of
-    arXiv 2604.11056.
+    """A_t = A + alpha sign(A) clip((H_t - mu) / sigma, -|A| / phi, |A| / phi): HAPO (2604.11056).
 
-    mu, sigma are of the entropies of the group's tokens. These are version 1's, which calls it
-    EAPO; version 2, HAPO, may differ.
+    mu and sigma are of the entropies of the group's tokens. These are Eqs. (6) and (7) of version
+    1, which calls it EAPO; version 2, HAPO, may differ.
     """
     bound = batch.A.abs() / phi  # (B, 1)
     z = standardise(batch.entropies, batch.mask, batch.group_size)  # (B, T)
@@ -121,11 +119,11 @@ def hapo(batch: Batch, context: Context, *, alpha: float, phi: float) -> Tensor:
 
 
 def rsi(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
-    """A_t = A T / (tokens kept) on the tokens whose RSI_t = 1 + log pi(y_t) / H_t lies in [low,
-    high], 0 elsewhere.
+    """A_t = A T / (tokens kept) where RSI_t lies in [low, high], 0 elsewhere.
 
-    The relative surprisal index (arXiv 2606.31575, Eq. (1)) is 1 where the policy was certain, so
-    such tokens go. Its bounds are those for 7B; `high` is .9 for 3B, .95 for 1.5B. H_t is in nats.
+    The relative surprisal index RSI_t = 1 + log pi(y_t) / H_t (arXiv 2606.31575, Eq. (1)) is 1
+    where the policy was certain, so such tokens get no credit. Its bounds are those for 7B; `high`
+    is .9 for 3B, .95 for 1.5B. H_t is in nats.
     """
     index = 1 + batch.log_probs / batch.entropies  # (B, T), NaN or -inf where H_t is 0
     kept = (index >= low) & (index <= high) & batch.mask  # (B, T)
@@ -133,12 +131,11 @@ def rsi(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
 
 
 def taco(batch: Batch, context: Context, *, alpha: float, strength: float) -> Tensor:
-    """A_t = A (1 - strength (1 - exp(-r_t))) where A > 0 and r_t = -log pi(y_t) - H_t + log alpha >
-    0, A elsewhere.
+    """A_t = A (1 - strength (1 - exp(-r_t))) where A and r_t are positive, A elsewhere: TACO.
 
-    TACO (arXiv 2607.07976): tokens of right rollouts that were far less likely than entropy expects
-    earn less, down to 1 - strength of A. H_t is in nats. Here log pi and H_t are those of the
-    rollout, once for all updates.
+    r_t = -log pi(y_t) - H_t + log alpha (arXiv 2607.07976): tokens of right rollouts that were far
+    less likely than entropy expects earn less, down to 1 - strength of A. H_t is in nats. Here log
+    pi and H_t are those of the rollout, once for all updates.
     """
     excess = (math.log(alpha) - batch.log_probs - batch.entropies).clamp_min(0.0)  # r, (B, T)
     earned = 1 - strength * (1 - (-excess).exp())  # (B, T)
@@ -183,14 +180,14 @@ def shear(batch: Batch, context: Context, **ablations: str) -> Tensor:
 
 
 def first(batch: Batch, context: Context, *, threshold: float) -> Tensor:
-    """A_t = A where a wrong rollout first departs from the right ones; 0 elsewhere; ours.
+    """A_t = A where a wrong rollout first departs from the right ones, 0 elsewhere; ours.
 
-    By W_eps in the reading "cost", which has no floor. Right rollouts keep A on every token. A
-    wrong one keeps it only around the onset of its first span whose distance (in units of nbar)
-    exceeds `threshold`: on the span's last `stride` tokens (which, but for a response's last span,
-    no span before it covers), on `stride` tokens before these and on `stride` after. As this takes
-    most of the weight off wrong rollouts, compare it with `--negative-scale`, which does so without
-    looking.
+    The distance is W_eps in the reading "cost", which has no floor. Right rollouts keep A on every
+    token. A wrong one keeps it only around the onset of its first span whose distance (in units of
+    nbar) exceeds `threshold`: on the span's last `stride` tokens (which, but for a response's last
+    span, no span before it covers), on `stride` tokens before these and on `stride` after. This
+    takes most of the weight off wrong rollouts, so compare it with `--negative-scale`, which does
+    the same without looking at tokens.
     """
     settings = settings_of(context.shear, reading="cost")
     stride = settings.stride
@@ -213,13 +210,13 @@ def first(batch: Batch, context: Context, *, threshold: float) -> Tensor:
 
 
 def own_side(batch: Batch, context: Context) -> Tensor:
-    """A_t = A omega_t as in `shear`, from the closest span of the same outcome in another rollout;
-    a control, ours.
+    """A_t = A omega_t as in `shear`, but from the closest span of the same outcome: a control.
 
-    If distance from the other side tells more than novelty, this tells less. nbar and eps are those
-    of the whole group; omega is 1 without an opposing side, and in a rollout that is alone on its
-    own. HarA (arXiv 2610.04344), of which only the abstract is public, has another distance from
-    rollouts of the same outcome, to their barycentre.
+    The control is ours. That span is one of another rollout. If distance from the other side tells
+    more than novelty, this tells less. nbar and eps are those of the whole group; omega is 1
+    without an opposing side, and in a rollout that is the only one of its side. HarA (arXiv
+    2610.04344), of which only the abstract is public, has another distance from rollouts of the
+    same outcome, to their barycentre.
     """
     settings = settings_of(context.shear)
     find_closest = closest_hook(settings)
@@ -243,13 +240,12 @@ def own_side(batch: Batch, context: Context) -> Tensor:
 
 
 def delta(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
-    """A_t = A lambda_t / mean lambda, lambda_t in [low, high] by how well it tells the sides apart:
-    DelTA, 2605.21467.
+    """A_t = A lambda_t / mean lambda, lambda_t in [low, high]: DelTA (arXiv 2605.21467).
 
     v_t = (1 - pi(y_t)) h_t, h_t the state that predicts y_t, stands for the gradient of log
     pi(y_t). lambda_t grows with how much closer v_t lies to the mean of its own side than to the
-    other's, `nearer_own`. Deviates: a side is one of a group, theirs of all prompts of a shard; a
-    response's first token, whose h is the prompt's, has the middle.
+    other's (`nearer_own`). Deviates: a side is one of a group, theirs of all prompts of a shard; a
+    response's first token, whose h is the prompt's, has the middle of [low, high].
     """
     own = torch.full_like(batch.log_probs, 0.5)  # (B, T)
     for group, hidden in batch.groups():
@@ -265,19 +261,17 @@ def delta(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
 
 
 def nearer_own(vectors: Tensor, right: Tensor) -> Tensor:
-    """sigmoid(margin / its std), (n,): the margin of vectors (n, d) towards the mean of their own
-    side, `right` (n,).
+    """sigmoid(margin / its std), (n,): how much closer a vector is to the mean of its own side.
 
-    Once more with the vectors weighted by the result, but the first margins' std, as in DelTA's
-    code.
+    Vectors are (n, d), `right` (n,) their sides. The margins are computed once more with the
+    vectors weighted by the result, but divided by the first margins' std, as in DelTA's code.
     """
     vectors = vectors.double()  # if the sides are alike, float32 rounding would decide the margins
 
     def margins(own: Tensor) -> Tensor:
         """||v - of_wrong||^2 - ||v - of_right||^2, (n,); minus it in wrong rollouts."""
-        of_right, of_wrong = (
-            side @ vectors / side.sum() for side in (own * right, own * ~right)
-        )  # (d,)
+        # (d,) each
+        of_right, of_wrong = (side @ vectors / side.sum() for side in (own * right, own * ~right))
         margin = 2 * (vectors - (of_right + of_wrong) / 2) @ (of_right - of_wrong)
         return torch.where(right, margin, -margin)
 
@@ -293,14 +287,13 @@ def nearer_own(vectors: Tensor, right: Tensor) -> Tensor:
 def oar_g(
     batch: Batch, context: Context, *, quantile: float, beta: float, probe: str, noise: float
 ) -> Tensor:
-    """A_t = A omega_t, omega_t by the answer's sensitivity to token t, gradient times input (OAR-G,
-    arXiv 2601.07408).
+    """A_t = A omega_t, omega_t by the answer's sensitivity to token t: OAR-G (arXiv 2601.07408).
 
-    quantile, beta, noise are those of the authors' page and code; the paper's own (ACL 2026) are
-    not known. As in the code, J is the KL of the answer's mean logits, and the gradient is
-    multiplied by the embedding, which the page does not. Inferred: the answer is the one that was
-    given, read where it was sampled. With either probe a part of the importance is the draw of the
-    noise, drawn again in each step.
+    The sensitivity is gradient times input. quantile, beta and noise are those of the authors' page
+    and code; the paper's own (ACL 2026) are not known. As in the code, J is the KL of the answer's
+    mean logits, and the gradient is multiplied by the embedding, which the page does not do.
+    Inferred: the answer is the one that was given, read where it was sampled. With either probe a
+    part of the importance is the draw of the noise, drawn again in each step.
     """
     answers = probed_answers(batch, context)
     importance = salience.importance_by_gradient(
@@ -310,11 +303,10 @@ def oar_g(
 
 
 def oar_p(batch: Batch, context: Context, *, quantile: float, beta: float, probe: str) -> Tensor:
-    """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other:
-    a pass per token.
+    """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other.
 
-    Deviates: by the probe "logp" a token whose absence makes the answer likelier has importance 0;
-    in their code, less.
+    It takes a pass per token. Deviates: by the probe "logp" a token whose absence makes the answer
+    likelier has importance 0; in their code, less.
     """
     answers = probed_answers(batch, context)
     importance = salience.importance_by_masking(
@@ -330,13 +322,12 @@ def probed_answers(batch: Batch, context: Context) -> salience.Answers:
 
 
 def attention(batch: Batch, context: Context, *, slope: float) -> Tensor:
-    """A_t = A omega_t, omega_t by how widely token t looks back: from focused tokens to wide ones
-    during training.
+    """A_t = A omega_t, omega_t moving from focused tokens to wide ones: attention entropy.
 
-    Attention entropy (arXiv 2605.07660) names the signal, the middle layer's entropy over log of
-    the context, and the direction of the shift. Inferred, as neither weights nor schedule are
-    public: omega is 2 sigmoid(c z), z standardised in the group, c rising from -slope to slope over
-    the run, scaled to mean 1 over the group's tokens.
+    The source (arXiv 2605.07660) names the signal, the middle layer's attention entropy over the
+    log of the context's length, and the direction of the shift during training. Inferred, as
+    neither weights nor schedule are public: omega is 2 sigmoid(c z), z standardised in the group, c
+    rising from -slope to slope over the run, scaled to mean 1 over the group's tokens.
     """
     values = salience.attention_entropy(batch.rollouts, context)  # (B, T)
     pull = slope * (2 * context.step / context.steps - 1)
@@ -345,12 +336,12 @@ def attention(batch: Batch, context: Context, *, slope: float) -> Tensor:
 
 
 def arca(batch: Batch, context: Context, *, floor: float) -> Tensor:
-    """A_t = A T w_t, w_t = (a_t + floor) / sum (a + floor), a_t = ||h_adapted - h_base||, Eqs. (8),
-    (15) of 2606.00257.
+    """A_t = A T w_t, w_t in proportion to a_t + floor, a_t = ||h_adapted - h_base||: ARCA.
 
-    h is the last hidden state with the LoRA adapter and without. T w_t has mean 1 in a rollout; an
-    adapter that is still nothing gives weight 1. Inferred: the floor, of which ARCA (arXiv
-    2606.00257) says that it is small.
+    Eqs. (8) and (15) of arXiv 2606.00257; w_t sums to 1 over the rollout's T tokens, so T w_t has
+    mean 1. h is the last hidden state with the LoRA adapter and without it; an adapter that is
+    still nothing gives weight 1. Inferred: the floor, of which the source only says that it is
+    small.
     """
     change = salience.adapter_residual(batch.rollouts, context, batch.states)
     change = (change + floor) * batch.mask  # (B, T)
@@ -362,7 +353,7 @@ def arca(batch: Batch, context: Context, *, floor: float) -> Tensor:
 
 
 def step_scores(batch: Batch, context: Context) -> list[tuple[Tensor, Tensor]]:
-    """For each rollout P(good) of its steps (K,), and the step (T_i,) of each of its tokens."""
+    """For each rollout, P(good) of its steps (K,), and the step (T_i,) of each of its tokens."""
     assert context.prm is not None  # the method's entry needs one
     questions = [batch.problem_of(row)["problem"] for row in range(len(batch.rewards))]
     return reward_model.score_steps(
@@ -376,12 +367,11 @@ def step_scores(batch: Batch, context: Context) -> list[tuple[Tensor, Tensor]]:
 
 
 def prm(batch: Batch, context: Context) -> Tensor:
-    """A_t = A omega_t, omega_t = p_k for A > 0 and 1 - p_k for A < 0, p_k the score at the end of
-    the step of token t.
+    """A_t = A omega_t, omega_t = p_k for A > 0 and 1 - p_k for A < 0, p_k the score of t's step.
 
-    "PRM-based advantage reshaping", SHEAR's baseline with backward-filled scores. Inferred: the
-    formula, of which the paper says no more; p_k for both signs would punish the good steps of
-    wrong rollouts most.
+    "PRM-based advantage reshaping", SHEAR's baseline with backward-filled scores: p_k is read at
+    the step's end. Inferred: the formula, of which the paper says no more; p_k for both signs would
+    punish the good steps of wrong rollouts most.
     """
     omega = batch.mask.float()  # (B, T)
     for row, (good, step) in enumerate(step_scores(batch, context)):
@@ -391,18 +381,19 @@ def prm(batch: Batch, context: Context) -> Tensor:
 
 
 def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) -> Tensor:
-    """A_t = (G_t - baseline) / std: the min-form of PURE (Cheng et al. 2025, arXiv 2504.15275), in
-    place of A.
+    """A_t = (G_t - baseline) / std, in place of A: the min-form of PURE (arXiv 2504.15275).
 
-    r_k = 2 p_k - 1 per step, r*_k = r_k exp(-r_k / temperature) / sum_j exp(-r_j / temperature),
-    whose sum lies between the smallest r_k and their mean, and tends to the former; G_t the sum of
-    r*_k over the step of token t and all later ones, plus `outcome` times the verdict. The baseline
-    is the mean of G over the tokens of the group's other rollouts, rollout by rollout. Deviates:
-    their code divides the baseline by the padded width; ours by true lengths. Theirs then whitens
-    over the batch, which takes its mean off again; ours drops this recentring and divides by the
-    group's standard deviation, so that credit depends neither on padding nor on the number of
-    ranks. That standard deviation counts as 0.1 at least, or groups of equal verdicts would make
-    large advantages of small differences between scores.
+    The source is Cheng et al. 2025. r_k = 2 p_k - 1 per step, and r*_k = r_k exp(-r_k /
+    temperature) / sum_j exp(-r_j / temperature). The sum of r*_k lies between the smallest r_k and
+    their mean, and tends to the former as the temperature falls. G_t is the sum of r*_k over the
+    step of token t and all later ones, plus `outcome` times the verdict. The baseline is the mean
+    of G over the tokens of the group's other rollouts, rollout by rollout.
+
+    Deviates: their code divides the baseline by the padded width; ours by true lengths. Theirs then
+    whitens over the batch, which takes its mean off again; ours drops this recentring and divides
+    by the group's standard deviation, so that credit depends neither on padding nor on the number
+    of ranks. That standard deviation counts as at least 0.1; otherwise groups of equal verdicts
+    would make large advantages of small differences between scores.
     """
     mask = batch.mask
     returns = mask.float()  # (B, T)
@@ -413,13 +404,9 @@ def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) 
     returns = torch.where(mask, returns + outcome * batch.correct[:, None], 0.0)
     graded = mask.any(1).view(-1, batch.group_size)  # (groups, G), those with a verdict
     means = (returns.sum(1) / mask.sum(1).clamp_min(1)).view(graded.shape)
-    others = graded.sum(1, keepdim=True) - 1  # (groups, 1)
-    baseline = (means.sum(1, keepdim=True) - means) / others.clamp_min(
-        1
-    )  # (groups, G), leave one out
-    compared = (others > 0).repeat_interleave(
-        batch.group_size, 0
-    )  # (B, 1), one alone has no baseline
+    others = graded.sum(1, keepdim=True) - 1  # (groups, 1), leave one out
+    baseline = (means.sum(1, keepdim=True) - means) / others.clamp_min(1)  # (groups, G)
+    compared = (others > 0).repeat_interleave(batch.group_size, 0)  # (B, 1), one alone has none
     centred = torch.where(compared, returns - baseline.view(-1, 1), 0.0)
     return centred / group_moments(centred, mask, batch.group_size)[1].clamp_min(0.1)
 
@@ -428,8 +415,9 @@ def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) 
 
 
 def true_errors(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """Where the first wrong step of each wrong rollout starts and ends, (B, 2) int64; -1 if not
-    known, or if A is 0.
+    """Where the first wrong step of each wrong rollout starts and ends, (B, 2) int64.
+
+    It is -1 if it is not known, or if A is 0.
     """
     places = torch.full((len(batch.advantages), 2), -1, device=batch.advantages.device)
     for row in ((batch.advantages != 0) & ~batch.correct).nonzero().flatten().tolist():
@@ -452,8 +440,9 @@ def true_error(
 
 
 def oracle(batch: Batch, context: Context) -> Tensor:
-    """A_t = A, in wrong rollouts only on the true first wrong step: what the best locator could
-    give.
+    """A_t = A in right rollouts; in wrong ones only on the true first wrong step, 0 elsewhere.
+
+    It is what the best locator could give.
     """
     position = positions(batch.mask)  # (B, T)
     places = true_errors(batch, context.task, context.tokenizer)
@@ -462,13 +451,13 @@ def oracle(batch: Batch, context: Context) -> Tensor:
 
 
 def cliff(batch: Batch, context: Context, *, prefix: float) -> Tensor:
-    """A_t = A_cor - b in right rollouts; in wrong ones prefix A_cor - b before the true first
-    error, A_inc - b from it.
+    """A_t = A_cor - b, but A_inc - b from a wrong rollout's true first error on: Cliff.
 
-    Cliff (arXiv 2609.02817), whose teacher names the error that the task knows here. A_cor = (1 -
-    mu) / sigma and A_inc = -mu / sigma, mu the group's share of right rollouts and sigma = sqrt(mu
-    (1 - mu)); b makes the mean over the group's tokens 0. A wrong rollout without a known error
-    keeps A; inferred: b is taken from all other tokens.
+    Before its first error a wrong rollout has `prefix` A_cor - b (arXiv 2609.02817, whose teacher
+    names the error that the task knows here). A_cor = (1 - mu) / sigma and A_inc = -mu / sigma, mu
+    the group's share of right rollouts and sigma = sqrt(mu (1 - mu)); b makes the mean over the
+    group's tokens 0. A wrong rollout without a known error keeps A; inferred: b is computed from
+    all other tokens.
     """
     right = batch.correct[:, None]  # (B, 1)
     graded = ~batch.rewards[:, None].isnan()
@@ -504,8 +493,9 @@ def random_credit(batch: Batch, context: Context) -> Tensor:
 
 
 def shuffle(batch: Batch, context: Context, **ablations: str) -> Tensor:
-    """A_t = A omega_p(t), p a random permutation of the rollout's tokens: SHEAR's weights without
-    their places.
+    """A_t = A omega_p(t), omega as in `shear`, p a random permutation of the rollout's tokens.
+
+    These are SHEAR's weights without their places.
     """
     token_advantages = shear(batch, context, **ablations)
     for row, length in enumerate(batch.mask.sum(1).tolist()):

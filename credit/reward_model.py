@@ -49,8 +49,9 @@ UNREAD = 0.5  # P(good) of a step when the context ends before the first separat
 
 
 class ProcessRewardModel(Qwen2PreTrainedModel):
-    """Qwen2 with two classes at every token, 1 being "good"; parameters are named as in
-    Qwen2.5-Math-PRM-7B.
+    """Qwen2 with two classes at every token, of which class 1 is "good".
+
+    Parameters are named as in Qwen2.5-Math-PRM-7B.
     """
 
     def __init__(self, config: Qwen2Config):
@@ -63,8 +64,9 @@ class ProcessRewardModel(Qwen2PreTrainedModel):
         self.post_init()
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids (B, L), padded on the right, where causal attention never looks -> logits (B,
-        L, 2).
+        """The logits (B, L, 2) of ids (B, L).
+
+        Padding stands on the right, where causal attention never looks.
         """
         return self.score(self.model(input_ids=ids, use_cache=False).last_hidden_state)
 
@@ -81,11 +83,12 @@ def score_steps(
     step_end: str,
     micro_tokens: int,
 ) -> list[tuple[Tensor, Tensor]]:
-    """For each rollout P(good) of its K steps, (K,) float32, and the step of each of its tokens,
-    (T_i,) int64.
+    """Return P(good) of the steps of each rollout, and the step of each of its tokens.
 
     `questions` are texts, one per rollout; `tokenizer` is the policy's; steps end with `step_end`.
-    Both tensors are empty where the mask is. A response without text is one empty step.
+    For each rollout the result is P(good) of its K steps, (K,) float32, and the number of the step
+    of each token, (T_i,) int64. Both are empty where the mask is. A response without text is one
+    empty step.
     """
     model, reader = prm
     separator = reader.convert_tokens_to_ids(SEPARATOR)
@@ -105,25 +108,21 @@ def score_steps(
         ids = cat_padded([inputs[row][None] for row in rows.tolist()])  # (b, L) int64
         chances = model(ids.to(model.device)).float().softmax(-1)[..., 1].cpu()  # (b, L) float32
         for i, row in enumerate(rows.tolist()):
-            scores = chances[i, : lengths[row]][
-                inputs[row] == separator
-            ]  # (n,), n < K where the input was cut
+            scores = chances[i, : lengths[row]][inputs[row] == separator]  # (n,), n < K if cut
             good = torch.full((len(steps[row]),), scores[-1] if len(scores) else UNREAD)  # (K,)
             good[: len(scores)] = scores
-            token_starts = char_starts(
-                tokenizer, rollouts.ids[row][rollouts.mask[row]].tolist()
-            )  # T_i
+            token_starts = char_starts(tokenizer, rollouts.ids[row][rollouts.mask[row]].tolist())
             step_starts = torch.tensor([start for start, _ in steps[row]])  # (K,)
-            step = (
-                torch.bucketize(torch.tensor(token_starts), step_starts, right=True) - 1
-            )  # (T_i,), -1 before all
+            # (T_i,), -1 before the first step
+            step = torch.bucketize(torch.tensor(token_starts), step_starts, right=True) - 1
             results[row] = good.to(device), step.clamp_min(0).to(device)
     return results
 
 
 def find_steps(text: str, step_end: str) -> list[tuple[int, str]]:
-    """Where each step of a text begins, and its text. White space is no step; a text of nothing
-    else is one, empty.
+    """Where each step of a text begins, and its text.
+
+    White space is not a step. A text of nothing but white space is one empty step.
     """
     steps = []
     start = 0

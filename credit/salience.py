@@ -9,10 +9,9 @@
     adapter_residual         | how far the LoRA adapter moves the hidden state    | a forward one
     attention_entropy        | how widely the middle layer looks back             | a forward one
 
-All are (B, T) float32, but for the places.
-`methods.py` makes token advantages of them, with formulas and sources. Each pass takes the context
-of a run, works on at most its `micro_tokens` tokens at a time, and leaves the parameters' `.grad`
-as it was.
+All but the places are (B, T) float32. `methods.py` makes token advantages of them, with formulas
+and sources. Each pass takes the context of a run, works on at most its `micro_tokens` tokens at a
+time, and leaves the parameters' `.grad` as it was.
 """
 
 from bisect import bisect_left, bisect_right
@@ -46,17 +45,17 @@ Answers = dict[int, Answer]  # of the rollouts that have one
 def answer_places(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> Answers:
     """Where each response's last box stands, cut to ANSWER_TOKENS tokens.
 
-    It has no answer if nothing is in the box or before it.
+    A response with nothing in the box or before it has no answer.
     """
     places = {}
     for row, text in enumerate(rollouts.texts):
         ids = rollouts.ids[row][rollouts.mask[row]].tolist()
-        # characters: of the box, and of what stands in it
+        # in characters: where the box starts, and where its content starts and ends
         opening, begin, end = box_place(text) or (0, 0, 0)
         if opening == 0 or begin == end or not ids:
             continue
         starts = char_starts(tokenizer, ids)
-        # of the token that holds it, or of a character's bytes
+        # the start of the token that holds it, which the bytes of a character share
         first = starts[bisect_right(starts, begin) - 1]
         start = bisect_left(starts, first)
         end = min(bisect_left(starts, end), start + ANSWER_TOKENS)
@@ -68,19 +67,18 @@ def answer_places(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> Ans
 def importance_by_masking(
     rollouts: Rollouts, context: Context, answers: Answers, probe: str
 ) -> Tensor:
-    """I_t for every token t before the answer: how the answer's distribution changes with padding
-    instead of t.
+    """How much the answer's distribution changes when a token before it is hidden, (B, T) float32.
 
-    `probe`: "kl", KL(clean || changed) of the mean logits over the answer's tokens, or "logp", how
-    much less likely the answer that was given becomes, at least 0, the mean over its tokens.
-    Importance (B, T) float32 is 0 outside of the reasoning.
+    Padding takes the hidden token's place. `probe` is "kl", KL(clean || changed) of the mean logits
+    over the answer's tokens, or "logp", how much less likely the given answer becomes, at least 0,
+    the mean over its tokens. Importance is 0 outside of the reasoning.
     """
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
     for row in tqdm(answers, desc="mask tokens", leave=False, disable=None):
         reasoning, start, end = answers[row]
         count = end - start
         prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]  # (P,)
-        # (S,), the answer's last token need not be seen
+        # (S,); no prediction needs the answer's last token
         ids = torch.cat([prompt, rollouts.ids[row, : end - 1]])
         # where the answer's tokens are predicted
         positions = slice(len(prompt) + start - 1, len(ids))
@@ -90,9 +88,7 @@ def importance_by_masking(
         for masked in torch.arange(reasoning, device=ids.device).split(at_once):  # (b,)
             copies = ids.repeat(len(masked), 1)  # (b, S)
             copies[torch.arange(len(masked)), len(prompt) + masked] = pad_id(context.tokenizer)
-            changed = _next_log_probs(
-                context.policy, [positions] * len(masked), input_ids=copies
-            )  # (b n, V)
+            changed = _next_log_probs(context.policy, [positions] * len(masked), input_ids=copies)
             changed = changed.view(len(masked), count, -1)  # (b, n, V)
             importance[row, masked] = _change(clean, changed, tokens, probe).clamp_min(0.0)
     return importance
@@ -101,12 +97,11 @@ def importance_by_masking(
 def importance_by_gradient(
     rollouts: Rollouts, context: Context, answers: Answers, probe: str, noise: float
 ) -> Tensor:
-    """I_t = |<dJ/de_t, e_t>|, J the change of the answer's distribution, e_t the embedding of token
-    t; (B, T) float32.
+    """I_t = |<dJ/de_t, e_t>|, J the change of the answer's distribution, e_t the token's embedding.
 
-    J compares with itself under small noise on the reasoning's embeddings, as KL has no gradient at
-    zero. The noise is drawn from seed and step, the same for every rollout, so that importance
-    depends on nothing else in the batch.
+    The result is (B, T) float32. J compares the distribution with itself under small noise on the
+    reasoning's embeddings, as KL has no gradient at zero. The noise is drawn from seed and step,
+    the same for every rollout, so that importance depends on nothing else in the batch.
     """
     policy = context.policy
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
@@ -130,9 +125,7 @@ def importance_by_gradient(
         with torch.no_grad():
             clean = _next_log_probs(policy, positions, inputs_embeds=embeddings)  # (n, V)
         with torch.enable_grad():
-            changed = _next_log_probs(
-                policy, positions, inputs_embeds=noisy.requires_grad_()
-            )  # (n, V)
+            changed = _next_log_probs(policy, positions, inputs_embeds=noisy.requires_grad_())
             counts = [len(given) for given in tokens]
             answered = zip(clean.split(counts), changed.split(counts), tokens, strict=True)
             changes = [_change(before, after, given, probe) for before, after, given in answered]
@@ -168,8 +161,9 @@ def outcome_weights(
 
 
 def adapter_residual(rollouts: Rollouts, context: Context, hidden: Tensor) -> Tensor:
-    """||h_adapted - h_base||, (B, T) float32: `hidden` (N, d) against the states without the
-    adapter.
+    """||h_adapted - h_base||, (B, T) float32: how far the adapter moves each token's state.
+
+    `hidden` (N, d) holds the states with the adapter; a pass without it gives the others.
     """
     with lora.off(context.policy.model):
         base = context.score(rollouts).hidden  # (N, d)
@@ -183,12 +177,11 @@ def adapter_residual(rollouts: Rollouts, context: Context, hidden: Tensor) -> Te
 
 @torch.no_grad()
 def attention_entropy(rollouts: Rollouts, context: Context) -> Tensor:
-    """Entropy of each token's attention in the middle layer, mean over the heads, over log of the
-    context's length.
+    """The normalised entropy of each token's attention in the middle layer, (B, T) float32.
 
-    (B, T) float32 in [0, 1]. The context is all that came before, also where a layer sees only a
-    window of it. Attention is computed the plain way for this one pass, as fused kernels keep no
-    weights.
+    It is the mean over the heads, divided by the log of the context's length: in [0, 1]. The
+    context is all that came before, also where a layer sees only a window of it. Attention is
+    computed the plain way for this one pass, as fused kernels keep no weights.
     """
     entropy = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
     model = context.policy.model
@@ -219,8 +212,9 @@ def attention_entropy(rollouts: Rollouts, context: Context) -> Tensor:
 
 
 def _next_log_probs(policy: Policy, positions: list[slice], **inputs: Tensor) -> Tensor:
-    """Log-distributions (n, V) float32 of the tokens that follow `positions`, a slice for each row
-    of the inputs.
+    """Log-distributions (n, V) float32 of the tokens that follow `positions`.
+
+    `positions` has a slice for each row of the inputs.
     """
     states = policy.model.base_model(**inputs, use_cache=False).last_hidden_state  # (b, S, d)
     states = torch.cat([states[row, places] for row, places in enumerate(positions)])  # (n, d)
@@ -228,14 +222,13 @@ def _next_log_probs(policy: Policy, positions: list[slice], **inputs: Tensor) ->
 
 
 def _change(clean: Tensor, changed: Tensor, tokens: Tensor, probe: str) -> Tensor:
-    """How far an answer's log-distributions `changed` (..., n, V) are from `clean` (n, V), by
-    `probe`, (...) nats.
+    """How far an answer's log-distributions `changed` are from `clean`, by `probe`, in nats.
+
+    `clean` is (n, V), `changed` (..., n, V), the result (...).
     """
     if probe == "kl":  # the mean of log-probabilities is that of logits, up to a constant
         # float64: rounding would leave the distributions' sums, and so enter the KL at first order
-        clean, changed = (
-            x.mean(-2).double().log_softmax(-1) for x in (clean, changed)
-        )  # (V,), (..., V)
+        clean, changed = (x.mean(-2).double().log_softmax(-1) for x in (clean, changed))  # (..., V)
         return (clean.exp() * (clean - changed)).sum(-1).float()
     places = torch.arange(len(tokens), device=tokens.device)  # (n,)
     return (clean - changed)[..., places, tokens].mean(-1)

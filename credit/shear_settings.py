@@ -57,8 +57,9 @@ def group_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Setti
 
 
 def closest_hook(settings: Settings) -> ClosestHook:
-    """The hook `closest` for a setting's distance of two spans: a race if it is the value of W_eps,
-    which alone has bounds; else every pair is measured.
+    """The hook `closest` for the settings' distance of two spans.
+
+    It is a race for the value of W_eps, which alone has bounds; otherwise every pair is measured.
     """
     if settings.distance == "w1":
         solve = race if settings.reading == "value" else ablations.closest_by_cost
@@ -88,8 +89,9 @@ DISTANCES = {
 
 
 class ClosestSpan(NamedTuple):
-    """A span of a rollout, and the opposing span closest to it; places are tokens, the second after
-    the last.
+    """A span of a rollout, and the opposing span closest to it.
+
+    Starts and ends are tokens; an end is the token after the last.
     """
 
     start: int
@@ -103,7 +105,10 @@ class ClosestSpan(NamedTuple):
 def closest_by_rollout(
     closest: Closest, mask: Tensor, correct: Tensor, window: int, stride: int
 ) -> list[list[ClosestSpan]]:
-    """Of each rollout of a group, mask (G, T) and correct (G,), its spans."""
+    """For each rollout of a group, its spans with the closest to each.
+
+    mask is (G, T), correct (G,).
+    """
     found: list[list[ClosestSpan]] = [[] for _ in mask]
     right, wrong = (spans_in(mask & side[:, None], window, stride) for side in (correct, ~correct))
     for own, opposing, distances, indices in (
@@ -118,8 +123,9 @@ def closest_by_rollout(
 
 
 def spans_in(mask: Tensor, window: int, stride: int) -> list[tuple[int, int, int]]:
-    """Rollout, first token and token after the last of each span of `shear.spans_of`, in
-    its order.
+    """(row, start, end) of each span of `shear.spans_of`, in its order.
+
+    `start` is its first token, `end` the token after its last.
     """
     lengths = enumerate(mask.sum(1).tolist())
     return [

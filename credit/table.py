@@ -32,8 +32,9 @@ NEEDS = {
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a method: a number within bounds, positive if none are given, or one of
-    `choices`.
+    """An option of a method: a number within bounds, or one of `choices`.
+
+    If no bounds are given, the number must be positive.
     """
 
     default: float | str
@@ -273,8 +274,9 @@ def methods_needing(word: str) -> set[str]:
 
 
 def options_of(name: str, given: Sequence[str] = ()) -> dict[str, float | str]:
-    """The options of a method, given as "NAME=VALUE" or else the defaults. Raises ValueError for an
-    unknown option or a bad value.
+    """The options of a method: those given as "NAME=VALUE", and the defaults of the others.
+
+    Raises ValueError for an unknown option or a bad value.
     """
     options = method_of(name).options
     values: dict[str, float | str] = {option: options[option].default for option in options}

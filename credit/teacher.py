@@ -46,8 +46,9 @@ def make_prm(
     rng = random.Random(f"process rewards {seed}")
 
     def batch_loss() -> torch.Tensor:
-        """Cross-entropy of 32 demonstrations' labels, plus that of their right results, at the
-        separators.
+        """The loss on a batch of 32 demonstrations, at the separators.
+
+        It is the cross-entropy of the labels, plus that of the right results.
         """
         rows = []
         labels = []  # per line: whether it comes before the first error

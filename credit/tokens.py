@@ -8,11 +8,11 @@ from grpo import Rollouts, decode
 
 
 def char_starts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
-    """Where in the text of `ids` each token starts, so that what is found in a text is found in the
-    sampled ids.
+    """Where in the text of `ids` each token starts.
 
-    Byte-level tokens may be parts of one character; each of these starts where the character does,
-    and so does the token after bytes that are no character.
+    So what is found in a text can be found in the sampled ids. Byte-level tokens may be parts of
+    one character; each of these starts where the character does, and so does the token after bytes
+    that are not a character.
     """
     starts = []
     whole, shown = 0, 0  # tokens ids[:whole] are whole characters, `shown` of them
@@ -20,17 +20,17 @@ def char_starts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]
     for end in range(1, len(ids) + 1):
         starts.append(shown)
         text = decode(tokenizer, ids[context:end])
-        if (
-            not text.endswith("\ufffd") or end - whole > 4
-        ):  # otherwise the character goes on, up to four bytes
+        # otherwise the character goes on, up to four bytes
+        if not text.endswith("\ufffd") or end - whole > 4:
             shown += len(text) - len(decode(tokenizer, ids[context:whole]))
             context, whole = whole, end
     return starts
 
 
 def tokens_of(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts, row: int) -> list[str]:
-    """The text of each response token of a rollout, which together are its text; a character is its
-    last byte's.
+    """The text of each response token of a rollout, which together are its text.
+
+    A character of several tokens belongs to the last one.
     """
     ids = rollouts.ids[row][rollouts.mask[row]].tolist()
     text = decode(tokenizer, ids)

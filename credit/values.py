@@ -21,13 +21,13 @@ DELTA = 1e-6  # of Eq. (1), as in `grpo.group_advantages`
 
 
 def kgae(batch: Batch, context: Context, *, decay: float, width: float) -> Tensor:
-    """A_t = sum_k decay^k (V_{t+k} - V_{t+k-1}) / std, generalized advantage estimation (Schulman
-    et al. 2016); ours.
+    """A_t = sum_k decay^k (V_{t+k} - V_{t+k-1}) / std: generalized advantage estimation; ours.
 
-    V_t = (n0 base + sum_j K_j r_j) / (n0 + sum_j K_j) over the other rollouts j of the group, K_j =
-    exp(-d_j / width), base the mean of their rewards; d_j is how near rollout j ever comes to the
-    last tokens of the prefix, see `aligned_distances`, over nbar. V_0 = base, and after the last
-    token V is the rollout's own reward, so that at decay 1 all A_t would be r - V_{t-1}.
+    The estimate is that of Schulman et al. 2016. V_t = (n0 base + sum_j K_j r_j) / (n0 + sum_j K_j)
+    over the other rollouts j of the group, base the mean of their rewards, K_j = exp(-d_j / width).
+    d_j is how near rollout j ever comes to the last tokens of the prefix, in units of nbar, by
+    `aligned_distances`. V_0 = base, and after the last token V is the rollout's own reward, so that
+    at decay 1 all A_t would be r - V_{t-1}.
     """
     changes = torch.zeros_like(batch.log_probs)  # (B, T)
     for group, hidden in batch.groups():
@@ -48,11 +48,10 @@ def kgae(batch: Batch, context: Context, *, decay: float, width: float) -> Tenso
 def prefix_values(
     hidden: Tensor, mask: Tensor, rewards: Tensor, window: int, width: float
 ) -> Tensor:
-    """V_0 to V_T (G, T + 1) of one group's rollouts by `kgae`; hidden (G, T, d), mask (G, T),
-    rewards (G,).
+    """V_0 to V_T of one group's rollouts by `kgae`, (G, T + 1).
 
-    Rollouts without a verdict are nobody's neighbours; their values mean nothing. Two others must
-    have one.
+    hidden is (G, T, d), mask (G, T), rewards (G,). Rollouts without a verdict are nobody's
+    neighbours; their values mean nothing. At least two rollouts must have a verdict.
     """
     graded = (~rewards.isnan()).nonzero().flatten().tolist()
     states = [hidden[row][mask[row]] for row in range(len(mask))]  # (T_i, d) each
@@ -99,13 +98,13 @@ def aligned_distances(x: Tensor, y: Tensor, window: int) -> Tensor:
 
 
 def bipace(batch: Batch, context: Context, *, radius: float) -> Tensor:
-    """A_t = Q - V: the mean reward of the group's tokens that were chosen in like states, of the
-    same token less of all.
+    """A_t = Q - V, mean rewards of the group's tokens that were chosen in similar states: BiPACE.
 
-    BiPACE (arXiv 2606.25556), which clusters late layers' states. A token that no other in its
-    cluster is has r - the mean of the others; one that is alone in its cluster 0. Inferred: the
-    radius, Q with the token's own reward, and the first tokens of all rollouts in one cluster, as
-    they follow the same prompt. Deviates: the states are the last layer's.
+    V is the mean over all tokens of a cluster of states, Q over those of them that are the same
+    token (arXiv 2606.25556, which clusters late layers' states). A token that no other in its
+    cluster equals has r minus the mean of the others; one that is alone in its cluster has 0.
+    Inferred: the radius; Q includes the token's own reward; and the first tokens of all rollouts
+    are one cluster, as they follow the same prompt. Deviates: the states are the last layer's.
     """
     credit = torch.zeros_like(batch.log_probs)  # (B, T)
     for group, hidden in batch.groups():
@@ -125,8 +124,10 @@ def bipace(batch: Batch, context: Context, *, radius: float) -> Tensor:
 
 
 def greedy_clusters(states: Tensor, first: Tensor, radius: float) -> Tensor:
-    """The number (N,) of each state's cluster: 0 where `first` (N,); of the others (N, d) the
-    earliest that is in none leads the next, of all that are in none within `radius` of it.
+    """The number (N,) of the cluster of each state, states (N, d).
+
+    States where `first` (N,) is true are cluster 0. Of the others, the earliest that is in no
+    cluster leads the next one, and takes all that are in none and within `radius` of it.
     """
     states = torch.nn.functional.normalize(states.float(), dim=-1)
     clusters = torch.where(first, 0, -1)  # (N,)
@@ -140,5 +141,5 @@ def greedy_clusters(states: Tensor, first: Tensor, radius: float) -> Tensor:
 
 
 def sums_and_counts(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """For each of (N,) the sum of the values that have its key, and how many have it."""
+    """For each of (N,), the sum of the values that have its key, and how many have it."""
     return keys.bincount(values)[keys], keys.bincount()[keys]
