@@ -118,7 +118,7 @@ class Batch:
         return whole
 
     def block_rows(self) -> Iterator[Tensor]:
-        """The rows of each block: whole groups of at most BLOCK_TOKENS tokens in all, or one group."""
+        """The rows of each block: whole groups with at most BLOCK_TOKENS tokens, or one group."""
         starts = [0]  # the first group of each block
         held = 0  # tokens of the last block
         for group, tokens in enumerate(self.group_tokens):

@@ -39,10 +39,9 @@ def result_of(op: str, left: Number, right: Number) -> Number:
 
 
 def draw_apart(count: int, heldout: int, make: Callable[[], dict]) -> tuple[list[dict], list[dict]]:
-    """`count` problems to train on and `heldout` others; no prompt is in both, none is held out
-    twice.
+    """`count` problems to train on and `heldout` others, with no prompt in both.
 
-    There are fewer where so many do not exist.
+    No prompt is held out twice. There are fewer problems where so many do not exist.
     """
     train: list[dict] = []
     tests: dict[str, dict] = {}
@@ -78,8 +77,9 @@ def teach(
     lr: float = 2e-3,
     rise: int = 30,
 ) -> float:
-    """Adam at `lr`, up over `rise` steps, down over the last fifth; returns the last
-    batch's loss.
+    """Train a model with Adam on a loss, and return the last batch's.
+
+    The learning rate rises to `lr` over `rise` steps and falls over the last fifth of the steps.
     """
 
     def share_of_lr(step: int) -> float:

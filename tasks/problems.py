@@ -61,12 +61,12 @@ from tasks.rows import (
 )
 from tasks.settings import Grading, Problems
 
-# What a kind of problems asks for, and under which key its problems hold what a response is graded
-# against.
+# What each kind of problem asks for.
 INSTRUCTIONS = {
     "math": r"Please reason step by step, and put your final answer within \boxed{}.",
     "code": "Please reason step by step, and give your final program in a ```python block.",
 }
+# The key under which a problem of a kind holds what a response is graded against.
 REFERENCES = {"math": "answer", "code": "tests"}
 # Name on the hub, file, and how many problems the paper trains on.
 HUB = {
@@ -81,8 +81,10 @@ LEVELS = re.compile(r"\D*[345](\.0)?")  # 4, "4", "Level 4"; not "Level ?"
 
 @dataclass(frozen=True)
 class Task:
-    """A problem is a dictionary with "problem", a text, and under `reference` what a response is
-    graded against.
+    """Problems to train on, problems held out, and what turns them into prompts and verdicts.
+
+    A problem is a dictionary with "problem", a text, and, under the key `reference`, what a
+    response is graded against.
     """
 
     name: str
@@ -93,8 +95,7 @@ class Task:
     reference: str = "answer"
     # (problem, the texts of a response's tokens) -> its first wrong step, if the task can know it.
     first_error: Callable[[dict, Sequence[str]], FirstError | None] | None = None
-    # (problem, k) -> the problem in other words, the k-th way, and the tokens that get other names
-    # in its responses.
+    # (problem, k) -> the problem in its k-th other wording, and the tokens renamed in responses.
     rephrase: Callable[[dict, int], tuple[dict, dict[str, str]]] | None = None
     # (model, forbidden prompts, steps) -> the last loss, after the model was taught the task
     lessons: Callable[[PreTrainedModel, set[str], int], float] | None = None
@@ -111,11 +112,10 @@ class Task:
         return problem | {"problem": self.solved.format(response) + problem["problem"]}
 
     def draw(self, step: int, count: int, seed: int, round: int = 0) -> list[dict]:
-        """The `count` problems of a step (from 0): consecutive ones of an endless sequence of
-        shuffled epochs.
+        """The `count` problems of a step (from 0), in shuffled epochs that follow each other.
 
-        Those of a `round` above 0, which stand in for some of them, are of epochs that no step
-        reaches.
+        Those of a `round` above 0, which replace some of a step's problems, are of epochs that no
+        step reaches.
         """
         epoch, start = divmod((step + round * ROUND) * count, len(self.train))
         problems: list[dict] = []
@@ -127,8 +127,9 @@ class Task:
         return problems[start : start + count]
 
     def verdicts(self, problems: list[dict], rollouts: Rollouts) -> list[Verdict]:
-        """One verdict per rollout; G rollouts per problem, adjacent. A response without an end
-        scores 0.
+        """One verdict per rollout; the G rollouts of a problem are adjacent.
+
+        A truncated response scores 0.
         """
         group_size = len(rollouts.texts) // len(problems)
         complete = (~rollouts.truncated).nonzero().flatten().tolist()
@@ -142,8 +143,9 @@ class Task:
 
 
 class SmokeTask(Task):
-    """A task whose verdicts are drawn after grading, right and wrong by turns: responses that are
-    cut off early are never right, and equal rewards teach nothing.
+    """A task whose verdicts are drawn after grading, right and wrong by turns.
+
+    A smoke run cuts responses off early, so none is right, and equal rewards would teach nothing.
     """
 
     def verdicts(self, problems: list[dict], rollouts: Rollouts) -> list[Verdict]:
@@ -161,8 +163,9 @@ def digest_of(problems: list[dict]) -> str:
 
 
 def grader(kind: str, timeout_s: float | None, level: str) -> Callable[[str, object], Verdict]:
-    """`grade(response, reference)`, in the default time if `timeout_s` is None; programs run at a
-    sandbox `level`.
+    """The function `grade(response, reference)` for a kind of problems.
+
+    It takes the default time if `timeout_s` is None; programs run at the sandbox `level`.
     """
     grade: Callable[..., Verdict] = grade_math
     if kind == "code":
@@ -178,8 +181,9 @@ def task(
     tokenizer: PreTrainedTokenizerBase,
     model_name: str,
 ) -> tuple[Task, list[str]]:
-    """A "math" or "code" task with the problems of --data or the hub, none held out yet, and notes;
-    raises BadInput.
+    """A "math" or "code" task with the problems of --data or the hub, and notes for the user.
+
+    No problem is held out yet. Raises BadInput.
     """
     empty, note = empty_task(kind, settings, grading, tokenizer, model_name)
     found, notes = load_problems(kind, settings.data)
@@ -193,8 +197,9 @@ def empty_task(
     tokenizer: PreTrainedTokenizerBase,
     model_name: str,
 ) -> tuple[Task, str]:
-    """A "math" or "code" task without problems, as the flags say, and a note on its template;
-    raises BadInput.
+    """A "math" or "code" task without problems, as the flags say, and a note on its template.
+
+    Raises BadInput.
     """
     if kind == "code":
         check_sandbox(grading.sandbox)
@@ -238,11 +243,11 @@ def split(
     max_prompt_tokens: float,
     told: bool,
 ) -> tuple[Task, list[str]]:
-    """The task with `heldout` of its problems, drawn by the seed, for evaluation and the others to
-    train on; and notes.
+    """The task with `heldout` problems for evaluation and the others to train on, and notes.
 
-    A problem is dropped if its prompt, with the answer told if `told`, exceeds `max_prompt_tokens`.
-    The notes say how many were. Raises BadInput if no problem is left to train on.
+    The seed draws which problems are held out. A problem is dropped if its prompt, with the answer
+    told if `told`, exceeds `max_prompt_tokens`; the notes say how many were. Raises BadInput if no
+    problem is left to train on.
     """
     problems = task.train
     longest = [task.informed(problem) for problem in problems] if told else problems
@@ -279,8 +284,10 @@ def split(
 
 
 def choose_template(template: str, model_name: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """The template, "auto" resolved by the tokenizer and by `model_name`, a hub id or a folder.
-    Raises BadInput.
+    """The template, where "auto" is resolved by the tokenizer and by `model_name`.
+
+    `model_name` is a hub id or a folder. Raises BadInput if the tokenizer has no chat template for
+    it.
     """
     if template == "auto":
         if not tokenizer.chat_template:
@@ -299,7 +306,7 @@ def choose_template(template: str, model_name: str, tokenizer: PreTrainedTokeniz
 def render(
     template: str, problem: str, instruction: str, tokenizer: PreTrainedTokenizerBase
 ) -> str:
-    """The text that the model continues; special tokens are written out in it. Raises BadInput."""
+    """The text that the model continues, with special tokens written out. Raises BadInput."""
     content = f"{problem}\n{instruction}"
     if template == "plain":
         bos = tokenizer.bos_token_id
@@ -318,10 +325,10 @@ def render(
 
 
 def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
-    """The problems of a file or folder, or of the hub if `data` is None; raises BadInput.
+    """The problems of a file or folder, or of the hub if `data` is None, and notes for the user.
 
-    And notes for the user: where they come from, and how many rows were left out or dropped, and
-    why.
+    The notes say where the problems come from, how many rows were left out or dropped, and why.
+    Raises BadInput.
     """
     if data is None:
         repo, file, expected = HUB[kind]
@@ -367,8 +374,9 @@ def _is_wanted(row: dict, kind: str) -> bool:
 
 
 def as_problem(row: dict, kind: str) -> dict:
-    """{"problem", "answer"} or {"problem", "tests"} of a row. Raises ValueError, which says what
-    the row lacks.
+    """The problem in a row: {"problem", "answer"} or {"problem", "tests"}.
+
+    Raises ValueError, which says what the row lacks.
     """
     columns = _columns(row)
     # The prompt last: SimpleRL-Zoo's holds a template, its question does not.
@@ -416,8 +424,9 @@ def _user_message(prompt: object) -> str | None:
 
 
 def _first_text(values: list) -> str | None:
-    """The first that is text, or a number as text: a column of numbers comes as numbers from some
-    files.
+    """The first value that is text, or a number as text; None if there is none.
+
+    A column of numbers comes as numbers from some files.
     """
     for value in values:
         if type(value) is int or (type(value) is float and math.isfinite(value)):
@@ -436,8 +445,9 @@ def is_text(value: object) -> bool:
 
 
 def _own_tests(tests: object) -> object:
-    """Tests in our form, or their JSON text; parquet fills in None for the keys that other rows
-    have.
+    """Tests in our form, from an object or its JSON text.
+
+    Keys with None are left out: parquet fills them in where other rows have a value.
     """
     if isinstance(tests, str):
         tests = json.loads(tests)
@@ -471,8 +481,9 @@ def _published_tests(published: object) -> object:
 
 
 def json_values(text: str) -> list:
-    """The values of a text with one JSON value per line: published sets write a call's arguments
-    so.
+    """The values of a text with one JSON value per line.
+
+    Published sets write the arguments of a call in this form.
     """
     return [json.loads(line) for line in text.split("\n") if line.strip()]
 

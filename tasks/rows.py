@@ -29,8 +29,10 @@ class BadInput(ValueError):
 
 
 def printable(text: str) -> str:
-    r"""Foreign text made safe for a terminal: characters that would move the cursor, change colour,
-    end the line or reverse its direction are spelt out, as \x1b.
+    r"""Foreign text made safe for a terminal, with control characters spelt out, as \x1b.
+
+    Those are the characters that would move the cursor, change colour, end the line or reverse its
+    direction.
     """
     return "".join(
         ascii(character)[1:-1] if unicodedata.category(character).startswith("C") else character
@@ -47,8 +49,9 @@ def cause(error: BaseException) -> str:
 
 @contextmanager
 def bad_input_on_error(name: str, remedy: str) -> Iterator[None]:
-    """Turn any error of a library that reads the file `name` into a BadInput: the name, the
-    library's message, the remedy.
+    """Turn any error of a library that reads the file `name` into a BadInput.
+
+    Its sentence has the name, the library's message and the remedy.
     """
     try:
         yield
@@ -164,8 +167,9 @@ def _training(splits: dict[str, Iterable]) -> Iterable:
 
 
 def from_files(paths: Sequence[str], blame: str) -> tuple[str, str, Iterable[dict]]:
-    """Source, shortened SHA-256 and rows of local files. Raises BadInput, whose sentence begins
-    with `blame`.
+    """Source, shortened SHA-256 and rows of local files.
+
+    Raises BadInput, whose sentence begins with `blame`.
     """
     digest = hashlib.sha256()
     rows: list[dict] = []
@@ -182,11 +186,11 @@ def from_files(paths: Sequence[str], blame: str) -> tuple[str, str, Iterable[dic
 def from_hub(
     repo: str, patterns: Sequence[str], blame: str, remedy: str
 ) -> tuple[str, str, Iterable[dict]]:
-    """Source, commit and rows of a data set on the hub. It reads the files that match the first
-    pattern for which there are any.
+    """Source, commit and rows of a data set on the hub.
 
-    Files stay on disk once they are loaded. Raises BadInput, without delay if the hub is out of
-    reach; its sentence begins with `blame` and ends with `remedy`.
+    It reads the files that match the first of `patterns` that any file matches. Files stay on disk
+    once they are loaded. Raises BadInput, without delay if the hub is out of reach; its sentence
+    begins with `blame` and ends with `remedy`.
     """
     try:
         from huggingface_hub import snapshot_download  # imported late: slow, and rarely needed
@@ -201,8 +205,9 @@ def from_hub(
 
 
 def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """The files in a folder that match the first pattern for which there are any. Raises
-    FileNotFoundError if none matches.
+    """The files in a folder that match the first pattern that any file matches.
+
+    Raises FileNotFoundError if none matches.
     """
     for pattern in patterns:
         paths = sorted(folder.rglob(pattern))

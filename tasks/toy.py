@@ -52,8 +52,7 @@ from tasks.settings import Grading, Problems
 LABELS = "abcdefgh"
 SYMBOLS = ["<pad>", "<eos>", *"\n;0123456789+-*=?", r"\boxed{", "}", *LABELS]
 IDS = {symbol: i for i, symbol in enumerate(SYMBOLS)}
-# the values of the operands that are not labels
-DIGIT_VALUES = {str(digit): digit for digit in range(10)}
+DIGIT_VALUES = {str(digit): digit for digit in range(10)}  # of operands that are not labels
 SYMBOL = re.compile(r"<pad>|<eos>|\\boxed\{|[\s\S]")
 LINE = re.compile(
     r"([a-h])=(?P<definition>(\w)([-+*])(\w))=(?P<left>\d)(?P<op>[-+*])(?P<right>\d)=(?P<result>\d)\n"
@@ -77,8 +76,9 @@ def task(
     tokenizer: PreTrainedTokenizerBase,
     model_name: str,
 ) -> tuple[Task, list[str]]:
-    """The task, its problems made, and no notes. Raises BadInput where there are too few problems,
-    or for another model.
+    """The task with its problems, and no notes.
+
+    Raises BadInput where there are too few problems, or for a model of another task.
     """
     if len(tokenizer) != len(SYMBOLS):
         raise BadInput(
@@ -134,16 +134,18 @@ def make_problem(rng: random.Random, lines: int) -> dict:
 
 
 def make_problems(count: int, heldout: int, lines: int, seed: int) -> tuple[list[dict], list[dict]]:
-    """`count` problems to train on and `heldout` others, by `draw_apart`. One line allows 230
-    problems, two 9,890.
+    """`count` problems to train on and `heldout` others, by `draw_apart`.
+
+    One line allows 230 problems, two 9,890.
     """
     rng = random.Random(f"problems {seed}")
     return draw_apart(count, heldout, lambda: make_problem(rng, lines))
 
 
 def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str:
-    """A worked response to a problem; a careless one makes mistakes and continues from the wrong
-    values.
+    """A worked response to a problem.
+
+    A careless one makes mistakes and continues from the wrong values.
     """
     todo = _definitions(problem["problem"])
     values = dict(DIGIT_VALUES)
@@ -237,8 +239,9 @@ def _definitions(prompt: str) -> dict[str, Definition]:
 
 
 def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
-    """The same problem with its labels rotated by k + 1, never by a whole turn; and which label
-    stands for which.
+    """The same problem with its labels rotated by k + 1, and the new label of each.
+
+    The rotation is never a whole turn.
     """
     labels = list(_definitions(problem["problem"]))  # the first of LABELS
     count = max(2, len(labels))
@@ -250,10 +253,9 @@ def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
 
 def make_tokenizer() -> Qwen2Tokenizer:
     """One token per symbol, `\\boxed{` being one: Qwen2's byte-level tokenizer without merges."""
-    # Not a tokenizer class of our own: AutoTokenizer loads a Qwen2 folder with Qwen2's, whatever
-    # was saved.
     # \u010a: the newline of byte-level tokenizers
     vocab = {"\u010a" if symbol == "\n" else symbol: i for symbol, i in IDS.items()}
+    # Not a class of our own: AutoTokenizer loads a Qwen2 folder with Qwen2's, whatever was saved.
     tokenizer = Qwen2Tokenizer(
         vocab=vocab,
         merges=[],
@@ -272,9 +274,10 @@ def response_tokens(lines: int) -> int:
 
 
 def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:
-    """An untrained Qwen2 of 0.3 million parameters, at width 64 a fourth.
+    """An untrained Qwen2 of 0.3 million parameters; at width 64, a fourth of that.
 
-    Its context holds a prompt, the answer and a response told in it, and a response.
+    Its context has room for a prompt in which the answer and a response are told, and for a
+    response.
     """
     torch.manual_seed(seed)
     prompt = 6 * lines + 3  # tokens: 6 per definition, the label asked for, ? and the end of line
@@ -299,16 +302,16 @@ def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:
 def warm_up(
     model: PreTrainedModel, lines: int, forbidden: set[str], *, steps: int, seed: int
 ) -> float:
-    """Teach the model careless work: `steps` batches of fresh demonstrations; returns the last
-    loss.
+    """Teach the model careless work by batches of fresh demonstrations; return the last loss.
 
-    `forbidden` prompts (the held-out ones) are never shown. Digits after `=` count three times in
-    the loss: they are what has to be learned, the rest is copying.
+    `steps` is the number of batches. `forbidden` prompts (the held-out ones) are never shown.
+    Digits after `=` count three times in the loss: they are what has to be learned, the rest is
+    copying.
     """
     rng = random.Random(f"demonstrations {seed}")
 
     def batch_loss() -> torch.Tensor:
-        """Of the next token, over the responses of a batch of demonstrations."""
+        """The loss of the next token, over the responses of a batch of demonstrations."""
         rows = []
         weights_of_rows = []
         for problem, response in demonstrations(lines, forbidden, rng):

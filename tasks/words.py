@@ -105,7 +105,7 @@ def task(
     tokenizer: PreTrainedTokenizerBase,
     model_name: str,
 ) -> tuple[Task, list[str]]:
-    """The task with its problems, none held out yet, and a note for the user; raises BadInput."""
+    """The task with its problems, none held out yet, and a note for the user. Raises BadInput."""
     plain, note = text.empty_task("math", settings, grading, tokenizer, model_name)
 
     def lessons(model: PreTrainedModel, forbidden: set[str], steps: int) -> float:
@@ -124,8 +124,10 @@ def task(
 
 
 def make_problem(rng: random.Random) -> dict:
-    """{"problem": text, "answer": number, "steps": [[left, op, right, result], ...], "name",
-    "things"}.
+    """A problem, with its steps in figures.
+
+    The keys are {"problem": text, "answer": number, "steps": [[left, op, right, result], ...],
+    "name", "things"}.
     """
     name = rng.choice(NAMES)
     things = rng.choice(THINGS)
@@ -149,8 +151,9 @@ def _ways_to_tell(op: str, number: int, name: str, things: str) -> list[str]:
 
 
 def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
-    """The same problem with its events in other words, the k-th way. No name changes, so the second
-    result is empty.
+    """The same problem with its events in other words, the k-th way, and no new names.
+
+    The second result, which maps old names to new ones, is empty.
     """
     first, *events, last = re.split(r"(?<=\.) ", problem["problem"])
     told = []
@@ -168,8 +171,9 @@ def make_problems(count: int, seed: int) -> list[dict]:
 
 
 def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str:
-    """A worked response, one sentence per step. A careless one makes mistakes and continues from
-    the wrong numbers.
+    """A worked response, one sentence per step.
+
+    A careless one makes mistakes and continues from the wrong numbers.
     """
     value = problem["steps"][0][0]
     response = ""
@@ -214,8 +218,9 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
 
 
 def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
-    """The kind of the first mistake, the character where it begins, and the one where its step
-    ends; None if no mistake is known.
+    """The first mistake: its kind, the character where it begins, and where its step ends.
+
+    None if no mistake is known.
     """
     box = box_place(text)
     for sign, forms in SIGNS.items():  # keeps the text's length, and so all places in it
@@ -273,8 +278,9 @@ def _holds(equation: re.Match) -> bool:
 
 
 def _first_difference(equation: re.Match, step: list) -> tuple[int, int]:
-    """The first of an equation's four parts that differs from the step's, and the character where
-    it does; 4 and the end if all agree. Operands of + and * may swap.
+    """The first of an equation's four parts that differs from the step's, and at which character.
+
+    4 and the equation's end if all agree. Operands of + and * may swap.
     """
     left, op, right, result = step
     if op in "+*" and _number(equation[1]) == right:
@@ -300,11 +306,10 @@ def warm_up(
     steps: int,
     seed: int,
 ) -> float:
-    """Teach a model the form of a response, slips included, in `steps` batches. Returns the last
-    loss.
+    """Teach a model the form of a response, slips included; return the last loss.
 
-    `prompt` makes the text that the model continues; `forbidden` problems (the held-out ones) are
-    never shown.
+    It takes `steps` batches of demonstrations. `prompt` makes the text that the model continues;
+    `forbidden` problems (the held-out ones) are never shown.
     """
     rng = random.Random(f"demonstrations {seed}")
     policy = Policy(model, layout=packing_of(model))
