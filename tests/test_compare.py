@@ -216,7 +216,7 @@ def test_a_panel_has_the_first_run_and_another_one(tmp_path, monkeypatch):
 
 
 def test_no_trial_counts_at_another_rate_or_without_its_seed_in_the_other_arm():
-    """Neither does a step in which nothing could be graded count in a mean.
+    """Nor does a step count in a mean if nothing in it could be graded.
 
     The table is otherwise that of the page, below.
     """

@@ -184,9 +184,9 @@ def test_a_run_leaves_what_it_promises(learning):
 
 
 def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, monkeypatch, capsys):
-    """Drawn rewards give an untrained model weights, a gradient, a checkpoint and a model.
+    """Drawn rewards give an untrained model weights, a gradient, a checkpoint and a saved model.
 
-    It is never right otherwise.
+    Its own responses are never right.
     """
     grade_all = Mock(wraps=rewards.grade_all)
     monkeypatch.setattr("tasks.problems.grade_all", grade_all)
