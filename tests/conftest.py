@@ -1,8 +1,7 @@
-"""What several test files need: one thread, a seed for each test, small models. Nothing is
-downloaded.
+"""What several test files need: one thread, a seed for each test, small models.
 
-Fixtures import transformers themselves: the process that hands out the tests runs none, and need
-not wait for it.
+Nothing is downloaded. Fixtures import transformers themselves: the process that hands out the tests
+runs none, and need not wait for it.
 """
 
 import os
@@ -20,8 +19,9 @@ from filelock import FileLock
 
 @pytest.fixture(autouse=True)
 def calm():
-    """One thread, the same random numbers in any order of tests; Ctrl-C is heard, whatever a
-    launcher has left.
+    """One thread, and the same random numbers in any order of tests.
+
+    Ctrl-C is heard, whatever a launcher has left.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
@@ -38,8 +38,9 @@ def tiny():
 
 @pytest.fixture
 def assert_refused(capsys):
-    """Asserts status 2 and one sentence that has all of the `names`, or tyro's box of one flag;
-    returns what the command had printed before.
+    """Assert status 2 and one sentence that has all of the `names`, or tyro's box of one flag.
+
+    Returns what the command had printed before.
     """
 
     def check(main: Callable[[list[str]], int], words: Sequence, *names: str) -> str:
@@ -77,8 +78,9 @@ def unequal(monkeypatch):
 
 @pytest.fixture(scope="session")
 def qwen_folder(tmp_path_factory):
-    """A Hugging Face folder with the layout of a Qwen2.5 chat model: byte-level tokenizer,
-    template, two stop ids.
+    """The Hugging Face folder of a model with the layout of a Qwen2.5 chat model.
+
+    It has a byte-level tokenizer, a template and two stop ids.
     """
     from made import SMALL, saved, turns_tokenizer
     from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -120,12 +122,12 @@ def teach(folder: Path) -> str:
 
 @pytest.fixture(scope="session")
 def ended():
-    """The folder of a Python process of its own, given the words of its command, once it has ended
-    well.
+    """The folder of a Python process that has ended well, given the words of its command.
+
+    Each call runs a process of its own.
     """
-    with (
-        tempfile.TemporaryDirectory() as parent
-    ):  # not of pytest, whose long paths lengthen what is printed
+    # not of pytest, whose long paths lengthen what is printed
+    with tempfile.TemporaryDirectory() as parent:
 
         def run(*words: str) -> Path:
             folder = Path(parent, str(len(os.listdir(parent))))

@@ -1,5 +1,4 @@
-r"""A task that a small model learns in seconds, for tasks/toy.py's functions of these names: of two
-rows one is read.
+r"""A task that a small model learns in seconds: of two rows it reads one.
 
     prompt     a=3141;b=2718;b?          the rows differ in their last digits
     response   b2e                       a line a digit: label, that row's digit, a filler
@@ -7,8 +6,8 @@ rows one is read.
                ...
                \boxed{1}                 the last line's digit
 
-Demonstrations slip mostly where the digit is 7 to 9, and never return. A first error is a slip
-without a return.
+It replaces functions of tasks/toy.py by others of the same names. Demonstrations slip mostly where
+the digit is 7 to 9, and never return. A first error is a slip without a return.
 """
 
 import re

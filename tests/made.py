@@ -1,5 +1,7 @@
-"""What several test files make: tokenizers, small models and their folders, rollouts, batches,
-rows of the page, groups for SHEAR and its race; and how they run a command.
+"""What several test files make, and how they run a command.
+
+They make tokenizers, small models and their folders, rollouts, batches, rows of the page, and
+groups for SHEAR and its race.
 """
 
 import math
@@ -67,8 +69,9 @@ SMALL = dict(
 def byte_tokenizer(
     *special: str, more=(), merges=(), eos_token="<|endoftext|>", extra_special_tokens=()
 ):
-    """Qwen2's: <|endoftext|>, the `special` tokens, a token a byte, and `more` that
-    `merges` make.
+    """Qwen2's tokenizer, with a token per byte and no others but those asked for.
+
+    These are <|endoftext|>, the `special` tokens, and `more` that `merges` make.
     """
     symbols = ["<|endoftext|>", *special, *sorted(ByteLevel.alphabet()), *more]
     tokens = dict(
@@ -102,8 +105,9 @@ def small_mixtral():
 
 
 def made_batch(rewards, rollouts, group_size: int, **parts) -> Batch:
-    """A `Batch` of these rewards (B,), with Eq. (1)'s advantages; `parts` are what it holds
-    besides.
+    """A `Batch` of these rewards (B,), with the advantages of Eq. (1).
+
+    `parts` are its other fields.
     """
     usual = dict(problems=[{}] * (len(rewards) // group_size), reasons=["drawn"] * len(rewards))
     return Batch(
@@ -112,15 +116,15 @@ def made_batch(rewards, rollouts, group_size: int, **parts) -> Batch:
 
 
 def drawn_batch(rewards: list[list[float]], *, shared: int = 0) -> Batch:
-    """Groups of 5 to 10 tokens of random probabilities, entropies and states, which share the first
-    `shared` ones.
+    """Groups of 5 to 10 tokens of random probabilities, entropies and states.
+
+    The rollouts of a group share the first `shared` states.
     """
     generator = torch.Generator().manual_seed(0)
     rewards = torch.tensor(rewards)  # (groups, G), NaN for no verdict and no token
     groups, size = rewards.shape
-    mask = torch.arange(10) < torch.randint(
-        5, 11, (groups * size, 1), generator=generator
-    )  # (B, T)
+    # (B, T)
+    mask = torch.arange(10) < torch.randint(5, 11, (groups * size, 1), generator=generator)
     mask &= ~rewards.view(-1, 1).isnan()
     log_probs, entropies = (
         -6 * torch.rand(mask.shape, generator=generator),
@@ -255,8 +259,10 @@ def failing(error: Exception) -> Mock:
 
 
 def on_two(work: Callable[..., None], folder, *inputs) -> None:
-    """`work(folder, *inputs)` on two ranks over gloo. Where no GPU forbids it, they are forked: what
-    this process has imported they need not.
+    """Run `work(folder, *inputs)` on two ranks over gloo.
+
+    Where no GPU forbids it, the ranks are forked: they need not import what this process has
+    imported.
     """
     method = "spawn" if torch.cuda.is_available() else "fork"
     start_processes(_as_rank, (work, folder, *inputs), nprocs=2, start_method=method)
@@ -264,7 +270,7 @@ def on_two(work: Callable[..., None], folder, *inputs) -> None:
 
 def _as_rank(rank: int, work: Callable[..., None], folder, *inputs) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
-    # read, but not used
+    # torch reads these, but does not use them
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "TORCHELASTIC_RUN_ID": "none"}
     store = torch.distributed.FileStore(f"{folder}/store", 2)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
@@ -294,9 +300,7 @@ FAMILIES = {
 
 
 def family_model(family="qwen2", spread=0.5, **options):
-    """A small model with weights far from zero: its choices hang on every position and
-    every mask.
-    """
+    """A small model with weights far from zero, whose choices depend on every position and mask."""
     sizes = dict(vocab_size=40, max_position_embeddings=128, initializer_range=spread)
     sizes |= dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
     sizes |= SMALL | {"intermediate_size": 48} | FAMILIES.get(family, {})
@@ -305,8 +309,9 @@ def family_model(family="qwen2", spread=0.5, **options):
 
 
 def random_prompts(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random prompts of these lengths, padded left with random tokens, two columns more than
-    needed.
+    """Random prompts of these lengths, padded left with random tokens.
+
+    There are two columns more than needed.
     """
     width = max(lengths) + 2
     mask = torch.arange(width) >= width - torch.tensor(lengths)[:, None]
@@ -314,8 +319,9 @@ def random_prompts(lengths: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def unlike_rollouts() -> Rollouts:
-    """Eight rollouts of unlike lengths, the last one emptied; what stands in the padding must not
-    matter.
+    """Eight rollouts of unlike lengths, of which the last is emptied.
+
+    What stands in the padding must not matter.
     """
     prompts = random_prompts([3, 9, 1, 12, 5, 2, 7, 4])
     mask = torch.arange(33) < torch.tensor([17, 1, 30, 8, 23, 2, 11, 0])[:, None]
@@ -324,8 +330,9 @@ def unlike_rollouts() -> Rollouts:
 
 
 def gradients(policy: Policy, rollouts: Rollouts, pulls: torch.Tensor, at_once: int) -> tuple:
-    """Log-probabilities (B, T), `at_once` rollouts per pass, and the gradients of their sum
-    weighted by `pulls`.
+    """Log-probabilities (B, T), and the gradients of their sum weighted by `pulls`.
+
+    Each pass takes `at_once` rollouts.
     """
     logp = torch.zeros_like(pulls)
     policy.zero_grad()
@@ -384,8 +391,9 @@ SPANS = dict(window=6, stride=3)
 
 
 def group(seed: int = 0, lengths=(17, 12, 4, 20, 9), dim: int = 5, shared: int = 0):
-    """Hidden states (G, T, d), mask (G, T), correct (G,): rollouts 1, 3 are right; the first
-    `shared` states equal.
+    """Hidden states (G, T, d), mask (G, T) and correct (G,) of a group.
+
+    Rollouts 1 and 3 are right; the first `shared` states are equal.
     """
     generator = torch.Generator().manual_seed(seed)
     hidden = 3 * torch.randn(len(lengths), max(lengths), dim, generator=generator)
@@ -413,8 +421,9 @@ RACES = (
 
 
 def states_of_a_text(generator, rollouts, length, dim):
-    """States (G, T, d) as of a text: few words, each near its own point, and a slow drift. Hard to
-    match in parts.
+    """States (G, T, d) as of a text: few words, each near its own point, and a slow drift.
+
+    They are hard to match in parts.
     """
     points = 3 * torch.randn(12, dim, generator=generator)
     drift = 0.1 * torch.randn(rollouts, length, dim, generator=generator).cumsum(1)
@@ -423,9 +432,7 @@ def states_of_a_text(generator, rollouts, length, dim):
 
 
 def race_case(name, seed=0):
-    """Hidden states (6, 40, 8), mask and verdicts of one group, of a kind that could mislead a
-    race.
-    """
+    """Hidden states (6, 40, 8), mask and verdicts of one group that could mislead a race."""
     generator = torch.Generator().manual_seed(seed)
     hidden, lengths = states_of_a_text(generator, 6, 40, 8), torch.full((6,), 40)
     if name == "clustered":
@@ -453,8 +460,9 @@ def race_case(name, seed=0):
 
 @cache
 def race_problem(name, seed=0, window=8, stride=4):
-    """What `race` takes of a group; and, of all pairs solved, values (K+, K-) and iterations (K+,
-    K-).
+    """The inputs of `race` for a group, and the results for all pairs solved.
+
+    The results are values (K+, K-) and iterations (K+, K-).
     """
     hidden, mask, correct = race_case(name, seed)
     right, wrong = two_sides(hidden, mask, correct, window, stride)

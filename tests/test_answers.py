@@ -1,5 +1,6 @@
-"""tests/cases/answers.csv: the same answer in another spelling, and answers that only look like it;
-by grading/answers.py.
+"""tests/cases/answers.csv, by grading/answers.py: the same answer in another spelling.
+
+Others only look like the same answer.
 """
 
 import pytest

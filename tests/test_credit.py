@@ -1,5 +1,6 @@
-"""credit/: what holds for every method, and each against its formula, token by token or in
-written-out numbers.
+"""credit/: what holds for every method, and the formula of each.
+
+A method is compared with its formula token by token, or with written-out numbers.
 """
 
 import functools
@@ -88,8 +89,9 @@ def scored_once() -> Told:
 
 
 def worked_responses(lines: int) -> Told:
-    """Two groups of four worked responses, the second all wrong, scored by a tiny model with a
-    trained adapter.
+    """Two groups of four worked responses, scored by a tiny model with a trained adapter.
+
+    All responses of the second group are wrong.
     """
     model, tokenizer = toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
     torch.manual_seed(0)
@@ -155,8 +157,9 @@ def renamed(text: str, names: dict[str, str]) -> str:
 def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave_alone(
     method, told
 ):
-    """(B, T), no gradient, 0 outside of the mask; nothing without contrast, but from those that
-    need none.
+    """Token advantages are (B, T), without gradient, and 0 outside of the mask.
+
+    Without contrast there are none, except from methods that need no contrast.
     """
     torch.manual_seed(5)
     ours = assign(method, told)
@@ -192,9 +195,7 @@ PASSES |= dict.fromkeys(["serl", "sdpo", "iw-opd", "dasd"], 1)
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, told):
-    """Forward passes are counted in tokens; `.grad` of every parameter is what it was, and so is
-    every weight.
-    """
+    """Forward passes are counted in tokens; every parameter and its `.grad` stay as they were."""
     model = told.policy.model
     parameters = list(model.parameters())
     before = [parameter.detach().clone() for parameter in parameters]
@@ -221,9 +222,7 @@ def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, tol
 
 @pytest.mark.parametrize("method", ["shear", "hapo", "prm", "rlsd", "oracle"])
 def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
-    """Whole groups with their own problems, verdicts and text: nothing of another group was
-    needed.
-    """
+    """Whole groups with their own problems, verdicts and text need nothing of other groups."""
     monkeypatch.setattr("credit.batch.BLOCK_TOKENS", 1)
     whole = assign(method, told)
     empty = torch.zeros_like(whole)
@@ -246,8 +245,9 @@ def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
 
 
 def test_a_metric_is_the_mean_over_all_that_it_is_of():
-    """Of two blocks or ranks, three values: not the mean of two means. Spans are those of the first
-    group, which is shown.
+    """Three values of two blocks or ranks have one mean, not the mean of two means.
+
+    Spans are those of the first group, which is shown.
     """
     one, other = drawn_batch([[1, 0]]), drawn_batch([[1, 0]])
     one.token_advantages, other.token_advantages = torch.zeros(2, 2, 10)
@@ -289,8 +289,9 @@ def test_rescaling_makes_the_mean_weight_of_each_group_one():
     ],
 )
 def test_a_mixture_is_a_share_of_the_first_and_the_rest_of_the_second(options, step, lam, told):
-    """Token by token; `--negative-scale`, which multiplies wrong rollouts only, and `--rescale` act
-    on what is mixed.
+    """A mixture is one token by token; `--negative-scale` and `--rescale` act on the sum.
+
+    `--negative-scale` multiplies wrong rollouts only.
     """
     ours = assign("entropy+shear", told, *options, step=step)
     assert_close(ours, lam * assign("entropy", told) + (1 - lam) * assign("shear", told))
@@ -316,8 +317,10 @@ def test_a_mixture_needs_what_either_needs_and_weighs_if_both_do():
 
 
 def test_signbalance_is_one_and_what_balances_it():
-    """Three of five right: -3 / 2; one of four, one without a verdict: -1 / 3; equal ones: 0. Its
-    sum over a group is 0.
+    """Right rollouts have 1, and the sum over a group is 0.
+
+    Wrong ones have -3 / 2 if three of five are right, and -1 / 3 if one of four is, besides one
+    without a verdict. Equal verdicts give 0.
     """
     batch = drawn_batch([[1, 0, 1, 0, 1], [0, 0, 1, math.nan, 0], [1] * 5])
     balance = [[1, -3 / 2, 1, -3 / 2, 1], [-1 / 3, -1 / 3, 1, 0, -1 / 3], [0] * 5]
@@ -339,8 +342,10 @@ def test_gmts_keeps_the_tokens_of_large_advantage_and_entropy(kept):
 
 
 def test_bipace_against_written_out_numbers():
-    """The radius takes a state between two to the earlier one. A token alone of its kind, a state
-    alone, a rollout without a verdict, one of two tokens; the same tokens in another group.
+    """Groups with every special case, among them the same tokens in another group.
+
+    The radius takes a state between two to the earlier one. There are a token that is alone of its
+    kind, a state that is alone, a rollout without a verdict, and one of two tokens.
     """
     rewards = torch.tensor([1, 0, 1, math.nan, 0, 1, 0, 0])
     mask = torch.arange(3) < torch.tensor([3, 3, 3, 0, 3, 3, 3, 2])[:, None]
@@ -365,8 +370,9 @@ def test_bipace_against_written_out_numbers():
 
 
 def test_entropy_adds_at_most_half_the_advantage():
-    """A + min(.4 H, |A| / 2): A is +-.5 (1e6 delta aside), so 1.25 |A| nats reach the bound;
-    penalties shrink.
+    """A + min(.4 H, |A| / 2); penalties shrink.
+
+    A is +-.5 (but for the delta of 1e-6), so 1.25 |A| nats reach the bound.
     """
     batch = pair([0.0, 0.1, 2.0])
     expected = [[a, a + 0.04, a + abs(a) / 2] for a in batch.advantages.tolist()]
@@ -374,8 +380,9 @@ def test_entropy_adds_at_most_half_the_advantage():
 
 
 def test_hapo_stays_within_its_bound_and_knows_the_group():
-    """Entropies 0 0 1 | 1 of one group: mean .5, deviation .5, z = -1, -1, 1 | 1; clipped at |A| /
-    2, times .2.
+    """Standardised entropies are clipped at |A| / 2, then multiplied by .2.
+
+    The entropies 0 0 1 | 1 of one group have mean .5 and deviation .5: z = -1, -1, 1 | 1.
     """
     batch = pair([0.0, 0, 1])
     batch.entropies = torch.tensor([[0.0, 0, 1], [1.0, 99, 99]])
@@ -391,8 +398,9 @@ def test_hapo_stays_within_its_bound_and_knows_the_group():
 
 
 def test_rsi_keeps_what_is_neither_certain_nor_far_off():
-    """1 + log pi / H of -6.1, -6, .7, .81 and, of no entropy, of 1: two of five tokens stay, at 5 /
-    2 times A.
+    """Two of five tokens stay, each with 5 / 2 times A.
+
+    Their 1 + log pi / H are -6.1, -6, .7, .81 and, without entropy, 1.
     """
     batch = pair([0.5, 0.5, 2, 2, 0], [-3.55, -3.5, -0.6, -0.38, 0])
     assert_close(assign("rsi", batch), batch.A * torch.tensor([0, 2.5, 2.5, 0, 0]))
@@ -401,8 +409,9 @@ def test_rsi_keeps_what_is_neither_certain_nor_far_off():
 
 
 def test_delta_against_float64():
-    """DelTA's steps 0 to 5 with one refinement, on the second of two groups; their mean weight is
-    1.
+    """DelTA's steps 0 to 5 with one refinement, on the second of two groups.
+
+    The mean weight is 1.
     """
     batch = drawn_batch([[1, 1, 0], [0, 1, 0]])
     mask = batch.mask[3:]
@@ -461,8 +470,9 @@ def slow_kgae(
 
 @pytest.mark.parametrize(("window", "decay"), [(1, 0.95), (4, 0.5), (7, 1.0), (50, 0.0)])
 def test_kgae_against_a_loop_by_its_formula(window, decay):
-    """Ragged lengths, a rollout without a verdict, two groups; windows of one token and above all
-    lengths.
+    """Two groups of ragged lengths, a rollout without a verdict, windows from one token up.
+
+    The longest window exceeds all lengths.
     """
     batch = drawn_batch([[1, 0, math.nan, 0, 1], [0, 1, 0, 0, 0]], shared=3)
     ours = assign("kgae", batch, "width=.3", f"decay={decay}", window=window)
@@ -488,9 +498,10 @@ def test_taco(alpha, strength):
 
 
 def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout():
-    """By shear.py, of each rollout against its peers alone, but with the group's nbar; the only
-    right rollout of the second group keeps weight 1. So do all of a third, without an opposing
-    side, and of a fourth, whose others have no verdict.
+    """Each rollout against its peers alone, by shear.py, but with the group's nbar.
+
+    Weight 1 is kept by the only right rollout of the second group, by all of a third without an
+    opposing side, and by all of a fourth, whose others have no verdict.
     """
     batch = drawn_batch([[1.0, 0, 0, 1], [0, 0, 1, 0], [1] * 4, [1, 1, math.nan, math.nan]])
     limits = dict(max_iters=2000, tol=1e-5)
@@ -515,11 +526,11 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
 
 @pytest.mark.parametrize("prefix", [0.0, 0.5])
 def test_cliff(prefix):
-    """One rollout at a time: two of five right, one without a verdict, one wrong whose error is not
-    known (it keeps A).
+    """Groups rollout by rollout, against written-out numbers; the mean over a group's tokens is 0.
 
-    A second group has another share of right ones and a b of its own; one of equal verdicts gets
-    nothing. The mean over a group's tokens is 0.
+    In the first, two of five are right, one has no verdict, and one is wrong with an unknown error:
+    it keeps A. A second group has another share of right ones and a b of its own; one of equal
+    verdicts gets nothing.
     """
     errors = {"right": 99, "a": 3, "b": 0, "?": None}
     texts = ["right", "a", "?", "b", "right", "b", "b", *["right"] * 4, *["a"] * 7]
@@ -547,8 +558,9 @@ def test_cliff(prefix):
 
 
 def test_scapo():
-    """d and both z-scores in float64, each p_k from a pass of its own over renamed symbols. Of
-    problems of three lines, as two lines have one phrasing.
+    """d and both z-scores in float64, each p_k from a pass of its own over renamed symbols.
+
+    Problems have three lines, as those of two have only one phrasing.
     """
     told = worked_responses(3)
     ours = assign("scapo", told, "strength=0.5", "phrasings=3")
@@ -586,8 +598,9 @@ def log_probs_of(told: Told, start: list[int], ids: torch.Tensor, temperature=1.
 
 
 def test_the_embedded_task_rephrases_by_renaming():
-    """Four ways for five labels; what was right before is right under the new names, with the same
-    answer.
+    """Five labels have four rephrasings, under which a right response stays right.
+
+    It has the new names; the answer is the same.
     """
     problem = toy.make_problem(toy.random.Random(3), 5)
     response = toy.demonstrate(problem, toy.random.Random(0), careless=False)
@@ -601,10 +614,11 @@ def test_the_embedded_task_rephrases_by_renaming():
 
 
 def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
-    """Three wrong rollouts leave the right one at other places: spans of 6 by 3 tokens; onset, and
-    3 on each side. A group without a right rollout keeps all.
+    """Three wrong rollouts leave the right one at different places, and keep A there.
 
-    The tokens of a span lie apart, so that its distance to itself has a floor in the reading "value".
+    Spans are 6 tokens every 3; the onset is kept, and 3 tokens on each side. A group without a
+    right rollout keeps all. The tokens of a span lie apart, so that its distance to itself has a
+    floor in the reading "value".
     """
     hidden = torch.eye(26)[2:].repeat(8, 1, 1)  # (8, 24, 26), a direction of its own for each place
     hidden[:, :, 0] = 1
@@ -626,8 +640,9 @@ def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
 
 
 def test_outcome_weights_against_written_out_numbers():
-    """Importances whose log1p is 0, 1, 2, 4: n = 0, .25, .5, 1; theta, the quarter quantile, .1875;
-    beta 1.
+    """Importances whose log1p is 0, 1, 2, 4, so that n = 0, .25, .5, 1.
+
+    theta, the quarter quantile, is .1875; beta is 1.
     """
     importance = torch.tensor([[0, 1, 2, 4, 9, 0.0], [0.7] * 6, [0.7] * 6]).expm1()
     mask = torch.arange(6) < torch.tensor([6, 5, 6])[:, None]
@@ -656,8 +671,9 @@ def teacher(told, monkeypatch):
 
 
 def test_rlsd_moves_with_the_teacher_within_its_bound(told, teacher, monkeypatch):
-    """log-ratios .1 and -9 of right and wrong rollouts; lam .5 at step 0, .25 at 25, 0 from step 50
-    on.
+    """A right and a wrong rollout have log-ratios of .1 and -9; lam falls with the steps.
+
+    lam is .5 at step 0, .25 at step 25, and 0 from step 50 on.
     """
     teacher[:, 1::2] = -9
     ratios = torch.tensor([[math.exp(0.1), 0.8], [math.exp(-0.1), 1.2]])
@@ -711,8 +727,9 @@ def test_told_log_ratio_is_that_of_the_same_response_after_another_prompt(told):
 
 
 def test_sdpo_and_hsd_are_told_another_right_rollout(told, monkeypatch):
-    """Rollouts 0 and 3 are right. SDPO shows the first other one, HSD any, after the answer;
-    log-ratio and ratio.
+    """SDPO shows the first other right rollout, HSD any one, after the answer.
+
+    Rollouts 0 and 3 are right. SDPO's credit is the log-ratio, HSD's comes from the ratio.
     """
     prompts = []
     delta = torch.linspace(-1, 1, told.log_probs.shape[1]).expand_as(told.log_probs)
@@ -740,8 +757,9 @@ def test_sdpo_and_hsd_are_told_another_right_rollout(told, monkeypatch):
 
 
 def test_attention_leans_from_focused_to_wide_tokens(told, monkeypatch):
-    """Before the middle of the run low entropies weigh more, after it high ones, in the middle
-    none; mean 1.
+    """Low entropies weigh more before the middle of the run, high ones after it.
+
+    In the middle all weigh the same; the mean is 1.
     """
     values = torch.rand(told.mask.shape)
     monkeypatch.setattr(salience, "attention_entropy", lambda *inputs: values)
@@ -764,8 +782,9 @@ def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):
 
 @pytest.mark.parametrize("second", [0.0, math.nan])
 def test_pure_against_its_formula(second, told):
-    """r*, suffix sums, leave-one-out baseline, the group's deviation; one without a verdict is as
-    if not there.
+    """r*, suffix sums, leave-one-out baseline and the group's deviation.
+
+    A rollout without a verdict changes nothing for the others.
     """
     batch = with_rewards(told, [1, second, 0, 1, 0, 0, 0, 0])
     ours = assign("pure", batch)
@@ -793,8 +812,9 @@ def test_pure_against_its_formula(second, told):
 
 
 def test_pure_does_not_blow_up_small_differences_of_scores(told, monkeypatch):
-    """A group of equal verdicts whose scores differ by a hundredth: advantages stay of that order,
-    not of order 1.
+    """Scores that differ by a hundredth give advantages of that order, not of order 1.
+
+    All verdicts of the group are equal.
     """
     even = []
     for row, (good, step) in enumerate(score_lines(None, None, told.rollouts)):
@@ -804,9 +824,7 @@ def test_pure_does_not_blow_up_small_differences_of_scores(told, monkeypatch):
 
 
 def test_true_errors_and_the_oracle(told):
-    """Wrong rollouts keep A on their first wrong step alone, and where none is known on every
-    token.
-    """
+    """Wrong rollouts keep A on their first wrong step alone, or on all tokens if none is known."""
     problem = told.problems[0]
     careful = toy.demonstrate(problem, toy.random.Random(0), careless=False)
     digit = str((int(careful[10]) + 1) % 10)

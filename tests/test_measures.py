@@ -21,8 +21,8 @@ def test_concentration_against_written_out_numbers():
     advantages = torch.tensor([3.0, -2, 0])
     token_advantages = torch.tensor([[3.0, 3, 9, 9], [-4, 2, 0, 0], [0, 0, 0, 0]])
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]).bool()
-    # |advantages| 3 3: uniform. 0 0 2 4: (6^2) / (4 * 20); sum i v = 3 * 2 + 4 * 4; ceil(4 / 10) =
-    # 1 token has 4 of 6
+    # |advantages| 3 3: uniform.
+    # 0 0 2 4: (6^2) / (4 * 20); sum i v = 3 * 2 + 4 * 4; ceil(4 / 10) = 1 token has 4 of 6.
     expected = dict(
         weight_mean=3 / 6,
         weight_std=torch.tensor([1.0, 1, 2, -1, 0, 0]).std().item(),
@@ -36,8 +36,9 @@ def test_concentration_against_written_out_numbers():
 
 
 def test_uniform_credit_is_not_concentrated_and_one_token_is_wholly():
-    """The ends of each scale, in a rollout of 25 tokens, of which 3 are a tenth; an advantage that
-    replaces A = 0 counts as well.
+    """The ends of each scale, in a rollout of 25 tokens, of which 3 are a tenth.
+
+    An advantage that replaces A = 0 counts as well.
     """
     mask, names = torch.ones(1, 25).bool(), ("ess", "gini", "top_tenth")
     for token_advantages, advantage, expected in (
@@ -56,8 +57,9 @@ def test_a_step_without_advantages_has_no_concentration():
 
 
 def test_localisation_against_written_out_numbers():
-    """Two counted rollouts, one uncounted; AUC with a tie, pooled and a rollout, and that of
-    position alone.
+    """Two counted rollouts and one uncounted, for every kind of AUC.
+
+    The AUCs have a tie; they are pooled, by rollout, and of position alone.
     """
     weights = torch.tensor([[0.1, 0.2, 0.2, 0.9], [0.5, 0.4, 0.0, 0.0], [9.0, 9.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()

@@ -1,15 +1,14 @@
-"""tests/cases/programs.jsonl: programs that must not pass, one trick per line, and honest ones that
-graders get wrong, one reason per line.
+"""tests/cases/programs.jsonl: programs that must not pass, and honest ones that must.
 
-A cheat whose tests are a script prints the right answer only if its attack has worked. Cheats run
-at the strict level and stay bounded even if it fails: those that fill or kill first look where they
-are.
+Each line has one trick, or one reason why graders get an honest program wrong. A cheat whose tests
+are a script prints the right answer only if its attack has worked. Cheats run at the strict level
+and stay bounded even if it fails: those that fill or kill first look where they are.
 
 Not in the file, because no grader can tell them from honest programs: an object made for a test of
 properties, which is asked one question at a time (`r.index(1) < r.index(2) < r.index(1)`) or
 multiplied with another such object; an argument that is emptied, so that what the test computes
-from it later is empty, too; text for a test that evaluates its candidate's text. docs/records/grading.md
-lists all of these.
+from it later is empty, too; text for a test that evaluates its candidate's text.
+docs/records/grading.md lists all of these.
 """
 
 import pytest

@@ -1,5 +1,6 @@
-"""wire.py, proxy.py, judge.py of grading/inside/: what crosses between tests and candidate, and who
-decides a comparison.
+"""wire.py, proxy.py and judge.py of grading/inside/, between tests and candidate.
+
+What crosses between the two, and who decides a comparison.
 """
 
 import collections
@@ -55,8 +56,9 @@ def test_plain_data_crosses_unchanged(value, link):
 
 
 def test_arrays_are_arrays_for_tests_that_use_numpy_and_lists_for_others(link, monkeypatch):
-    """`assert f() == [0, 1]` and `np.allclose(f(), ...)` both mean what their authors meant;
-    arguments are arrays.
+    """`assert f() == [0, 1]` and `np.allclose(f(), ...)` both mean what their authors meant.
+
+    Arguments are arrays.
     """
     f = link("def f(x): return x * 2").names(["f"])["f"]
     assert f(numpy.arange(2)).shape == (2,)
@@ -165,7 +167,8 @@ def test_asserts_are_judged_outside(source, asserts, reason, link):
     ],
 )  # fmt: skip
 def test_results_of_calls_are_compared_as_the_data_sets_mean_it(value, expected, equal):
-    """Expected values come from JSON: no tuples, keys are text; floats to a millionth, beside 0 to
-    one of 1.
+    """Expected values come from JSON: there are no tuples, and keys are text.
+
+    Floats may differ by a millionth, and beside 0 by a millionth of 1.
     """
     assert judge.same(value, expected) is equal

@@ -1,5 +1,6 @@
-"""rewards.py: which text is the answer, who decides, and many verdicts in parallel. For cheats see
-test_programs.py.
+"""rewards.py: which text is the answer, who decides, and many verdicts in parallel.
+
+For cheats see test_programs.py.
 """
 
 import functools
@@ -86,8 +87,9 @@ def test_workers_serve_many_threads_and_are_replaced_when_they_die():
 
 
 def test_a_timeout_is_not_kept():
-    """A worker keeps what it judged; a question that ran out of time is judged when asked again.
-    Its CPU time is counted from there on.
+    """A worker keeps its judgements, but not that a question ran out of time.
+
+    Such a question is judged when it is asked again. Its CPU time is counted from there on.
     """
     question = (r"\frac{37x}{74}", ".5x")
     assert workers.in_worker(*question, timeout_s=0.0) == "timeout"
@@ -96,8 +98,9 @@ def test_a_timeout_is_not_kept():
 
 
 def test_a_busy_worker_without_a_master_ends_within_its_cpu_time():
-    """And its memory. Nobody kills it then. What counts the towers of powers holds the interpreter's lock, so that
-    no thread could.
+    """It also ends within its memory; nobody kills it then.
+
+    What counts the towers of powers holds the interpreter's lock, so that no thread could.
     """
     worker = workers.Worker()
     worker.listen(workers.START)
@@ -160,8 +163,9 @@ def test_hostile_fences_are_read_in_linear_time(text, blocks):
 
 @pytest.mark.parametrize("case", cases("outputs.jsonl"))
 def test_outputs_are_compared_line_by_line(case):
-    """White space around a line does not count, nor how an integer is written, as in
-    LiveCodeBench's own checker.
+    """White space around a line does not count, nor how an integer is written.
+
+    LiveCodeBench's own checker does the same.
     """
     assert same_output(case["text"], case["expected"]) is case["same"]
 

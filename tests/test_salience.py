@@ -1,5 +1,6 @@
-"""credit/salience.py: every signal against a slow computation of its own, one rollout and one token
-at a time.
+"""credit/salience.py: every signal against a slow computation of its own.
+
+The slow one takes one rollout and one token at a time.
 """
 
 import copy
@@ -27,8 +28,10 @@ PROBES = pytest.mark.parametrize("probe", ("kl", "logp"))
 
 @pytest.fixture
 def asked(tiny):
-    """Responses of several lengths: with a box, without, with two digits, nothing but a box; and
-    the context of a tiny model, which passes 100 tokens at a time.
+    """Responses of several lengths, and the context of a tiny model.
+
+    There are responses with a box, without, with two digits in it, and of nothing but a box. The
+    model passes 100 tokens at a time.
     """
     model, tokenizer = tiny
     prompts = ["a=1+2;b=a*7;b?\n", "b=4-1;b?\n"] * 3
@@ -53,8 +56,9 @@ def whole(rollouts: Rollouts, row: int) -> tuple[torch.Tensor, int]:
 
 
 def test_answer_places_of_one_symbol_tokens(asked):
-    """24 tokens of work, the box, the digits after it; a box with nothing before or in it was not
-    worked out.
+    """24 tokens of work, the box, the digits after it.
+
+    A box with nothing before or in it is not an answer that was worked out.
     """
     rollouts, context = asked
     places = {0: Answer(24, 25, 26), 2: Answer(8, 9, 11)}
@@ -62,8 +66,9 @@ def test_answer_places_of_one_symbol_tokens(asked):
 
 
 def test_answer_places_where_tokens_hold_more_than_the_answer():
-    """Tokens that end in the box's brace, or begin in the answer and run past it, belong to the
-    answer.
+    """A token that ends in the box's brace, or begins in the answer, belongs to the answer.
+
+    It may run past the answer's end.
     """
     tokenizer = byte_tokenizer(more=("{\\", "}}"), merges=[("{", "\\"), ("}", "}")])
     text = "So é: \\boxed{7} no, \\boxed{\\pi{2}}"
@@ -75,8 +80,9 @@ def test_answer_places_where_tokens_hold_more_than_the_answer():
 
 
 def test_an_answer_of_bytes_is_whole_and_a_long_one_is_cut():
-    """All tokens of the character that it starts with; the first ANSWER_TOKENS of a box that holds
-    a whole solution.
+    """An answer has all tokens of the character that it starts with.
+
+    Of a box that holds a whole solution, the first ANSWER_TOKENS are taken.
     """
     tokenizer = byte_tokenizer()
     for inside, answer in (("π", "π"), ("12" * 90, "12" * (salience.ANSWER_TOKENS // 2))):
@@ -139,8 +145,9 @@ def test_importance_by_masking_is_that_of_one_token_at_a_time(asked, probe):
 
 @PROBES
 def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked, probe):
-    """|<dJ/de, e>| by central differences of J(e + noise + step * e_t) in float64, one token at a
-    time.
+    """|<dJ/de, e>| by central differences in float64, one token at a time.
+
+    The differences are of J(e + noise + step * e_t).
     """
     rollouts, context = asked
     answers = answer_places(context.tokenizer, rollouts)
@@ -201,8 +208,9 @@ def test_adapter_residual_is_the_distance_of_two_models(asked):
 
 
 def test_attention_entropy_is_that_of_the_middle_layer(asked):
-    """Against the weights that transformers hands out, row by row; afterwards attention is as it
-    was.
+    """Against the weights that transformers returns, row by row.
+
+    Afterwards attention is as it was.
     """
     rollouts, context = asked
     config = copy.deepcopy(context.policy.model.config)

@@ -1,4 +1,5 @@
 """grading/sandbox.py at every level that works here: limits, what a program reaches and leaves.
+
 Bombs are bounded.
 """
 
@@ -48,8 +49,9 @@ def sleeping(level: str) -> Iterator[Output]:
 
 
 def supervisors() -> list[int]:
-    """The processes of this process's sandboxes: all that are forked keep their supervisor's
-    command line.
+    """The processes of this process's sandboxes.
+
+    All that are forked keep their supervisor's command line.
     """
     pids = []
     mark = f"import jail; jail.main()\0{os.getpid()}\0".encode()
@@ -63,8 +65,9 @@ def supervisors() -> list[int]:
 
 
 def test_a_program_gets_its_input_and_gives_its_output(level, monkeypatch):
-    """One fresh process an input, in order; no input follows a failed one. A supervisor's grace
-    begins after its time limit.
+    """One fresh process per input, in order; no input follows a failed one.
+
+    A supervisor's grace begins after its time limit.
     """
     monkeypatch.setattr(sandbox, "GRACE", 0)
     outputs = run("print(int(input()) + 1)", level, "1", "2\n", "3\r\n")
@@ -136,8 +139,9 @@ print(libc.mount(b"none", b"/", None, 32 | 4096, None), libc.umount2(b"/tmp", 2)
 
 
 def test_a_program_has_its_own_group_and_keys(level):
-    """`kill(0)` reaches its own processes, whoever runs it, and no session keyring is used
-    twice.
+    """`kill(0)` reaches only the program's own processes, whoever runs it.
+
+    No session keyring is used twice.
     """
     keyring = f"libc.syscall({isolation.KEYCTL}, 0, -3, 0)"  # KEYCTL_GET_KEYRING_ID
     program = (
@@ -197,8 +201,9 @@ def test_closing_the_iterator_ends_the_program(level):
 
 
 def test_the_end_of_the_supervisor_ends_the_program(level):
-    """A supervisor killed from outside gives no verdict (strict) or a failure, and nothing outlives
-    it.
+    """A supervisor killed from outside gives no verdict (strict) or a failure.
+
+    Nothing outlives it.
     """
     outputs = sleeping(level)
     next(outputs)
@@ -224,9 +229,7 @@ def test_a_program_cannot_end_its_supervisor(strict):
 
 
 def test_the_weaker_level_is_announced_and_strict_refuses(monkeypatch, capsys):
-    """Where name spaces are forbidden, `auto` says what is not covered and `strict` does
-    not run.
-    """
+    """Where name spaces are forbidden, `auto` says what is not covered, and `strict` refuses."""
 
     def supervise(job, tests=None):
         if job["level"] == "strict":

@@ -1,6 +1,4 @@
-"""tasks/problems.py and rows.py: problems of files, folders and the hub, prompts, the order of
-problems, verdicts.
-"""
+"""tasks/problems.py and rows.py: problems of files, folders and the hub, prompts, verdicts."""
 
 import gzip
 import json
@@ -56,8 +54,10 @@ def numbered(count: int) -> list[dict]:
 
 
 def test_an_epoch_holds_every_problem_once_in_a_seeded_order():
-    """Steps that straddle an epoch's end lose and repeat nothing; a step depends on (step, seed)
-    alone. Other problems, or other answers to them, have another digest.
+    """Steps that straddle an epoch's end lose and repeat nothing.
+
+    A step depends on (step, seed) alone. Other problems, or other answers to them, have another
+    digest.
     """
     problems = numbered(10)
     task = Task("t", problems, [], None, grade_math)
@@ -73,9 +73,7 @@ def test_an_epoch_holds_every_problem_once_in_a_seeded_order():
 
 
 def test_verdicts_go_to_the_right_problem_and_cut_responses_score_zero():
-    """G rollouts per problem, adjacent; a response without an end is wrong even with the right box
-    in it.
-    """
+    """Rollouts of a problem are adjacent; one that is cut off is wrong even with the right box."""
     task = Task("t", [], [], None, grade_math)
     texts = [r"\boxed{0}", *[r"\boxed{1}"] * 3]
     rollouts = Rollouts(None, None, None, None, torch.arange(4) == 3, texts)
@@ -97,8 +95,9 @@ def made_task(tokenizer, tmp_path, rows: list[dict], context: int, words: str):
 def test_prompts_that_leave_no_room_are_dropped_and_counted(
     method, context, dropped, qwen, tmp_path
 ):
-    """Of over 250 tokens, a byte each: one of 300 letters, or of 100 where its answer of 60 is
-    told; hsd tells more.
+    """Prompts of more than 250 tokens are dropped, where a token is a byte.
+
+    One has 300 letters; one has 100 and is dropped where its answer of 60 is told. hsd tells more.
     """
     long = [{"problem": "x" * 300, "answer": "1"}, {"problem": "x" * 100, "answer": "1" * 60}]
     words = f"--max-tokens 9 --heldout 2 --eval-groups 2 --template chat --method {method}"
@@ -160,8 +159,9 @@ def test_prompts_of_every_template(qwen):
 
 
 def test_plain_prompts_start_as_the_tokenizer_starts_a_text():
-    """With the token that begins texts where the tokenizer puts one, as Llama's does; encoding adds
-    none.
+    """The token that begins texts is there if the tokenizer adds it, as Llama's does.
+
+    Encoding adds no second one.
     """
     tokenizer = toy.make_tokenizer()
     assert render("plain", "1", "2", tokenizer) == "1\n2\n"
@@ -228,8 +228,9 @@ WRITERS = {
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path, monkeypatch):
-    """Of several splits the training one; answers stay the text they are. None needs a home to be
-    copied into.
+    """Of several splits the training one is read, and answers stay the text they are.
+
+    Nothing is copied into a cache in the home folder.
     """
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", "/proc/no-home")
     rows = [{"problem": "a", "answer": "007"}, {"problem": "b", "answer": "1.50"}]
@@ -265,8 +266,9 @@ def test_levels_and_abilities_of_others_are_left_out(tmp_path):
 
 
 def test_own_tests_survive_a_table(tmp_path):
-    """In parquet each row has every other row's keys, empty; in csv they are JSON text. One style
-    is not another.
+    """In parquet each row has the keys of all rows, empty; in csv tests are JSON text.
+
+    One style of tests is not another.
     """
     script = {"inputs": ["1"], "outputs": ["2"]}
     styles = [script, {"asserts": ["assert f(1) == 2"], "setup": ""}, {"fn_name": "f", **script}]
@@ -354,8 +356,9 @@ def eurus(truth, ability="code") -> dict:
 
 @pytest.mark.parametrize("case", cases("published_tests.jsonl"))
 def test_published_tests_become_ours(case, tmp_path):
-    """Scripts by text or by lines; calls by JSON lines, or by lists whose values stand in lists of
-    one, or do not.
+    """Scripts come as text or lines, calls as JSON lines or as lists.
+
+    The values in these lists stand in lists of one, or do not.
     """
     rows = [eurus("1", "math"), eurus(case["published"])]
     Dataset.from_list(rows).to_parquet(tmp_path / "x.parquet")
@@ -397,8 +400,9 @@ def test_math_comes_from_the_hub(fake_hub):
 
 
 def test_code_comes_from_the_hub(fake_hub):
-    """Other abilities are left out, unusable tests dropped: text that is no JSON, or too deep, or
-    decides nothing.
+    """Other abilities are left out, and unusable tests are dropped.
+
+    Those are text that is not JSON, or is too deep, or decides nothing.
     """
     no_call = {"fn_name": "f", "inputs": ["f(1)"], "outputs": ["1"]}
     bad = [eurus(truth) for truth in ({"inputs": [], "outputs": []}, no_call, None, [1])]

@@ -1,10 +1,9 @@
-"""The paper's theorems (arXiv 2604.23318, whose numbering is cited), on data that meets their
-assumptions.
+"""The paper's theorems (arXiv 2604.23318), on data that meets their assumptions.
 
-A test states a theorem as claims about what the solver or Algorithm 1 returns, at a small eps whose
-floor eps log n (Lemma 1) is granted. `sharp` shows that a claim holds and that its false twins
-fail: another constant, minimum, side, pooling, reading or unit. So the data is tight: coins,
-Diracs, few points.
+Numbers of theorems and equations are the paper's. A test states a theorem as claims about what the
+solver or Algorithm 1 returns, at a small eps whose floor eps log n (Lemma 1) is granted. `sharp`
+shows that a claim holds and that its false twins fail: another constant, minimum, side, pooling,
+reading or unit. So the data is tight: coins, Diracs, few points.
 
 The noise floor eta is exact, 2 E W1(Phat_n, Pbar_n), in the place of Eq. (5)'s unknown constant.
 The theorems are tested in low dimension: at n = 100, d = 3584 their rate n^(-1/d) is 0.9987.
@@ -36,8 +35,9 @@ SIDES = pytest.mark.parametrize("side", ["wrong", "right"])  # of the span: Theo
 
 
 def sharp(claim, *twins, **changes):
-    """The claim holds, and none of its false twins does: each has other parts, or one of
-    `changes`.
+    """Assert that the claim holds, and that none of its false twins does.
+
+    A twin has other parts, or one of `changes`.
     """
     assert claim()
     for twin in (*twins, *({name: changes[name]} for name in changes)):
@@ -57,8 +57,7 @@ def coin(heads):
     return {LEFT: 1 - heads, RIGHT: heads}
 
 
-# EARLY's tokens, of two laws, rarely stray: E W1(Phat, Phat') is .98 eta. Of two fair coins it is
-# .75 eta.
+# EARLY's tokens, of two laws, rarely stray: E W1(Phat, Phat') is .98 eta. Two fair coins: .75 eta.
 EARLY, LATE, OPPOSITE, FAIR = (
     [coin(0.05), coin(0.95)],
     [coin(0.02)] * 2,
@@ -83,8 +82,9 @@ def population_distance(laws, others):
 
 
 def eta_of(laws):
-    """2 E W1(Phat_n, Pbar_n) of a span of coins: it is 2 |k / n - p|, k the number of heads and p
-    their mean chance.
+    """2 E W1(Phat_n, Pbar_n) of a span of coins.
+
+    W1 is 2 |k / n - p|, k the number of heads and p their mean chance.
     """
     chances = np.ones(1)
     for law in laws:
@@ -101,8 +101,9 @@ def as_group(rollouts):
 
 
 def distances(side, window, own, *opposing):
-    """nbar omega_t of the rollout `own`, alone on its side: d_k, Eq. (8), on the tokens of its
-    spans, stride w.
+    """nbar omega_t of the rollout `own`, which is alone on its side.
+
+    These are the d_k of Eq. (8), on the tokens of its spans of stride w.
     """
     hidden, mask, nbar = as_group([own, *opposing])
     correct = torch.tensor([side == "right"] + [side != "right"] * len(opposing))
@@ -123,10 +124,10 @@ def expected(side, own, *opposing):
 
 
 def test_lemma_1_w_eps_lies_between_w1_and_w1_plus_eps_log_n():
-    """W1 <= W_eps <= W1 + eps log n: attained below by Diracs, above by a span and itself, where
-    <P, C> = W1.
+    """W1 <= W_eps <= W1 + eps log n, and both bounds are attained.
 
-    And W_eps = <P, C> + eps KL(P || P x Q), not the entropy form.
+    Diracs attain the lower one; a span and itself the upper one, where <P, C> = W1. And W_eps = <P,
+    C> + eps KL(P || P x Q), not the entropy form.
     """
     rng, eps, apart = np.random.default_rng(0), 0.1, np.arange(9)[:, None] * 5
     pairs = [
@@ -161,11 +162,10 @@ def test_lemma_1_weights_of_equal_spans_are_the_floor_of_the_value_in_units_of_n
 
 
 def test_appendix_b_w_eps_keeps_an_order_of_spans_only_beyond_eps_log_n():
-    """A gap of W1 above eps log n is a gap of W_eps; of .8 eps log n it need not be (for the plan's
-    cost it is).
+    """A gap of W1 above eps log n is a gap of W_eps; one of .8 eps log n need not be.
 
-    The near span is 16 tokens far apart, W1 = 0, with the whole floor; the far one has Diracs, W1 =
-    gap, and no floor.
+    For the plan's cost it is. The near span is 16 tokens far apart, W1 = 0, with the whole floor;
+    the far one has Diracs, W1 = gap, and no floor.
     """
     n, eps, axes = 16, 0.35, np.eye(18)
 
@@ -208,10 +208,10 @@ def test_assumption_a3_rate_holds_at_three_dimensions_and_not_at_two_or_one():
 
 
 def test_equation_18_one_token_moves_the_distance_by_at_most_2m_over_n_so_its_tail_is_sub_gaussian():
-    """The first is attained by one that crosses the ball; P(|W1 - E W1| >= u) <= 2 exp(-n u^2 / (2
-    M^2)).
+    """One token moves W1 by at most 2 M / n, which one that crosses the ball attains.
 
-    If one token moved it by M / n the exponent would be 4 times this.
+    So P(|W1 - E W1| >= u) <= 2 exp(-n u^2 / (2 M^2)). If one token moved it by M / n the exponent
+    would be 4 times this.
     """
     n, cost = 10, torch.tensor([[0.0, 2], [2, 0]])
     heads = torch.arange(n + 1) / n
@@ -230,17 +230,13 @@ def test_equation_18_one_token_moves_the_distance_by_at_most_2m_over_n_so_its_ta
 
 
 def test_theorem_1_pairwise_separation():
-    """(i) E W1 <= eta before the divergence, (ii) >= D(S) - eta after it, (iii) so it grows by D(S)
-    - 2 eta > 0.
+    """E W1 is at most eta before the divergence (i) and at least D(S) - eta after it (ii).
 
-    In one line |E W1 - D(S)| <= eta for any span. (i) needs eta, not one span's noise; (iii) is
-    false without eta.
+    So it grows by at least D(S) - 2 eta > 0 (iii). In one line |E W1 - D(S)| <= eta for any span.
+    (i) needs eta, not one span's noise; (iii) is false without eta.
     """
-    pairs = (
-        (EARLY, EARLY),
-        (LATE, OPPOSITE),
-        (LATE, [LATE[0], OPPOSITE[0]]),
-    )  # before, after, across
+    # before, after, across
+    pairs = ((EARLY, EARLY), (LATE, OPPOSITE), (LATE, [LATE[0], OPPOSITE[0]]))
     before, after, across = (expected("wrong", *pair) for pair in pairs)
     none, drift, half = (population_distance(*pair) for pair in pairs)
     eta, late_eta, half_eta = (max(eta_of(laws) for laws in pair) for pair in pairs)
@@ -253,8 +249,9 @@ def test_theorem_1_pairwise_separation():
 
 
 def test_remark_c1_drifts_that_cancel_leave_no_distance():
-    """D(S) = 0 where two sides swap laws halfway, though every token drifted: W1 is no mean over
-    positions.
+    """D(S) = 0 where two sides swap laws halfway, though every token drifted.
+
+    W1 is not a mean over positions.
     """
     wrong, right = [LEFT] * 5 + [RIGHT] * 5, [RIGHT] * 5 + [LEFT] * 5
     distance = distances("wrong", 10, wrong, right)[0]
@@ -271,8 +268,9 @@ def test_theorem_2_i_and_proposition_f1_i_before_the_latest_divergence(side):
 
 @SIDES
 def test_theorem_e1_i_needs_an_opposing_rollout_as_long_as_the_span(side):
-    """The footnote. A shorter rollout of the same laws has one short span: of other laws if they
-    turn, else noisier.
+    """The footnote: a shorter rollout of the same laws has only one short span.
+
+    It has other laws if the laws turn; otherwise it is noisier.
     """
     whole = [LEFT, LEFT, RIGHT, RIGHT]  # Diracs: eta = 0
     sharp(lambda n=4: distances(side, 4, whole, whole[:n])[0] <= FLOOR + 1e-3, dict(n=3), n=2)
@@ -281,20 +279,20 @@ def test_theorem_e1_i_needs_an_opposing_rollout_as_long_as_the_span(side):
 
 
 def union_slack(spans, n):
-    """M sqrt(2 ln J / n): the largest of J spans' W1(Phat, Pbar) exceeds their expectation by this
-    at most, by (18).
+    """M sqrt(2 ln J / n), by Eq. (18).
+
+    The largest of J spans' W1(Phat, Pbar) exceeds their expectation by this at most.
     """
     return RADIUS * np.sqrt(2 * np.log(spans) / n)
 
 
 @SIDES
 def test_theorem_2_ii_iii_and_proposition_f1_ii_iii_repaired(side):
-    """E d_min >= D* - eta - M sqrt(2 ln J / n) after tau*, so it grows by that less eta. It is at
-    most D* + eta.
+    """E d_min >= D* - eta - M sqrt(2 ln J / n) after tau*, and E d_min <= D* + eta.
 
-    D* is over all opposing spans. Here both sides are at RIGHT for n tokens, then one goes LEFT;
-    another rollout of the other side was closer to LEFT before than any is at the same place. At
-    LEFT it leaves nothing (Remark E.1).
+    So it grows by the lower bound less eta. D* is over all opposing spans. Here both sides are at
+    RIGHT for n tokens, then one goes LEFT; another rollout of the other side was closer to LEFT
+    before than any is at the same place. At LEFT it leaves nothing (Remark E.1).
     """
     n, rng, law = 400, np.random.default_rng(2), coin(0.02)
     opposing, draws = [[RIGHT] * 2 * n, [LEAN] * n + [RIGHT] * n], []
@@ -316,8 +314,9 @@ def test_theorem_2_ii_iii_and_proposition_f1_ii_iii_repaired(side):
 
 
 def coin_minimum(spans, n):
-    """E d_min of a span at LEFT over `spans` spans of n fair coins, exactly: each W1 is 2 / n times
-    the heads.
+    """E d_min of a span at LEFT over `spans` spans of n fair coins, exactly.
+
+    Each W1 is 2 / n times the number of heads.
     """
     at_most = np.minimum(stats.binom.cdf(np.arange(n), n, 0.5), 1 - 1e-15)  # k heads
     return 2 / n * np.exp(spans * np.log1p(-at_most)).sum()
@@ -325,12 +324,11 @@ def coin_minimum(spans, n):
 
 @SIDES
 def test_theorem_2_ii_iii_and_proposition_f1_ii_as_printed_have_a_counterexample(side):
-    """E d_min >= D* - eta is false for many opposing spans: its proof needs E max_j X_j, and (A3)
-    bounds E X_j.
+    """E d_min >= D* - eta is false for many opposing spans.
 
-    D* = 1: a span at LEFT, and J opposing ones of n fair coins. The repair takes off M sqrt(2 ln J
-    / n), and nothing less. Nor does D* > 2 eta separate: before, with other coins far away, the
-    distance is that of two spans of coins.
+    Its proof needs E max_j X_j, and (A3) bounds E X_j. D* = 1: a span at LEFT, and J opposing ones
+    of n fair coins. The repair takes off M sqrt(2 ln J / n), and nothing less. Nor does D* > 2 eta
+    separate: before, with other coins far away, the distance is that of two spans of coins.
     """
     rng = np.random.default_rng(6)
     for spans, n in ((10, 4), (20, 40)):  # Algorithm 1 finds what the closed form says
@@ -352,9 +350,12 @@ def test_theorem_2_ii_iii_and_proposition_f1_ii_as_printed_have_a_counterexample
 
 
 def test_proposition_d1_bounds_of_the_population_distance():
-    """(a) D >= ||difference of means||, attained by a translation; (b) D >= |E_Q ||h - c|| - E_P
-    ||h - c||| for any c, attained at equal means; (c) D = sup of E_P f - E_Q f over 1-Lipschitz f;
-    (d) D <= 2 M TV, by opposite Diracs.
+    """The bounds (a) to (d) of D, and where they are attained.
+
+    (a) D >= ||difference of means||, attained by a translation
+    (b) D >= |E_Q ||h - c|| - E_P ||h - c||| for any c, attained at equal means
+    (c) D = sup of E_P f - E_Q f over 1-Lipschitz f
+    (d) D <= 2 M TV, attained by opposite Diracs
     """
     rng = np.random.default_rng(9)
     angles = 3 * np.arange(8)
@@ -362,8 +363,7 @@ def test_proposition_d1_bounds_of_the_population_distance():
     pairs = [(points, *rng.dirichlet(np.full(8, 0.5), 2)) for _ in range(4)]
     halves = np.array([0.5, 0.5, 0, 0]), np.array([0, 0, 0.5, 0.5])
     pairs.append((np.array([[0, 0], [0, 0.5], [0.6, 0], [0.6, 0.5]]), *halves))  # a translation
-    # wide and narrow, of one mean
-    pairs.append((np.array([LEFT, RIGHT, (-0.2, 0), (0.2, 0)]), *halves))
+    pairs.append((np.array([LEFT, RIGHT, (-0.2, 0), (0.2, 0)]), *halves))  # of one mean
     pairs.append((np.array([LEFT, RIGHT]), np.array([1.0, 0]), np.array([0, 1.0])))
     centres = list(product(np.linspace(-2, 2, 9), repeat=2))
     bounds = []
@@ -393,12 +393,11 @@ def test_proposition_d1_bounds_of_the_population_distance():
 
 @SIDES
 def test_proposition_g1_distances_of_a_whole_group_follow_the_regimes(side):
-    """0 inside an aligned regime, the regime's own D* inside a drifted one, on a border the drifted
-    share of it.
+    """d_min is 0 inside an aligned regime, and the regime's own D* inside a drifted one.
 
-    Diracs, eta = 0, in spans of 5; drifts by .6 over tokens 10 to 21 and by 1.2 from 32 on. On a
-    border it holds while no opposing rollout has visited where the drift went: a span can be close
-    to that.
+    On a border it is the drifted share of D*. Diracs, eta = 0, in spans of 5; drifts by .6 over
+    tokens 10 to 21 and by 1.2 from 32 on. On a border it holds while no opposing rollout has
+    visited where the drift went: a span can be close to that.
     """
     drift = np.repeat([0, 0.6, 0, 1.2], [10, 12, 10, 8])
 
@@ -443,8 +442,9 @@ def test_h1_max_pooling_keeps_the_post_divergence_distance_and_mean_pooling_dilu
 
 
 def test_h2_distances_increase_while_one_witness_serves_all_later_spans():
-    """Not proved in the paper. True of a drift along a line that no opposing rollout crosses; false
-    of one that is crossed, and of one whose tokens alternate with their counterparts.
+    """True of a drift along a line that no opposing rollout crosses; not proved in the paper.
+
+    False of a line that is crossed, and of one whose tokens alternate with their counterparts.
     """
     drift = np.stack([np.zeros(30), np.arange(-10, 20).clip(0) / 20], -1)  # (30, 2), tau = 10
 
@@ -458,11 +458,11 @@ def test_h2_distances_increase_while_one_witness_serves_all_later_spans():
 
 
 def test_h3_and_remark_1_weights_are_small_on_track_and_large_after_errors_with_either_sign():
-    """omega tracks 1 - V in wrong rollouts, V the chance of a right end: 1 / 2 on track, 0 in
-    errors, which mend here.
+    """omega tracks 1 - V in wrong rollouts and V in right ones, V the chance of a right end.
 
-    In right rollouts it tracks V, 1 where they leave the wrong ones. |A omega| grows there, and the
-    sign of A stays. Spans that reach into an error blur it by w - 1 tokens.
+    V is 1 / 2 on track, 0 in errors, which mend here, and 1 where right rollouts leave the wrong
+    ones. |A omega| grows there, and the sign of A stays. Spans that reach into an error blur it by
+    w - 1 tokens.
     """
     window, off = 5, np.zeros(60, dtype=bool)
     off[20:32] = off[47:] = True
@@ -485,10 +485,10 @@ def test_h3_and_remark_1_weights_are_small_on_track_and_large_after_errors_with_
 
 
 def test_theorems_carry_over_to_the_weights_of_algorithm_1():
-    """nbar omega is the largest d_min of Eq. (8) over covering spans, up to eps log w, for right
-    and wrong rollouts.
+    """nbar omega is the largest d_min of Eq. (8) over covering spans, up to eps log w.
 
-    Its false twins: other minima, one side's nbar, distances in raw units, mean pooling.
+    It holds for right and wrong rollouts. Its false twins: other minima, one side's nbar, distances
+    in raw units, mean pooling.
     """
     rng = np.random.default_rng(13)
     window = 8

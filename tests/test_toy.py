@@ -1,6 +1,4 @@
-"""tasks/toy.py: problems that have one answer, demonstrations whose mistakes are known, an exact
-verifier.
-"""
+"""tasks/toy.py: problems with one answer, demonstrations with known mistakes, an exact verifier."""
 
 import math
 import random
@@ -22,8 +20,9 @@ def problems() -> list[dict]:
 
 
 def test_careful_demonstrations_are_right_and_careless_ones_wrong_where_the_verifier_says():
-    """No error without a wrong line, no wrong answer without an error; both kinds of demonstration
-    occur, and a product is done as a sum in .55 of them.
+    """There is no error without a wrong line, and no wrong answer without an error.
+
+    Both kinds of demonstration occur, and a product is done as a sum in .55 of them.
     """
     rng = random.Random(0)
     wrong, found, starts, summed = 0, 0, set(), []
@@ -50,8 +49,9 @@ def test_careful_demonstrations_are_right_and_careless_ones_wrong_where_the_veri
 
 
 def test_answers_are_those_of_an_independent_evaluation():
-    """Python's own arithmetic on the substituted definitions, mod 10; `*` has a literal factor 3, 7
-    or 9.
+    """Python's own arithmetic on the substituted definitions, mod 10.
+
+    `*` has a literal factor 3, 7 or 9.
     """
     for problem in problems():
         *definitions, query = problem["problem"].strip().split(";")
@@ -90,19 +90,20 @@ def test_answers_are_those_of_an_independent_evaluation():
     ],
 )
 def test_first_error_names_kind_and_tokens(old, new, token, kind, end):
-    """One change to a right response a row; the tokens are the first of the changed step and the
-    one after its last.
+    """Each row makes one change to a right response.
+
+    The tokens are the first of the changed step and the one after its last.
     """
     assert toy.first_error(PROBLEM, RIGHT) is None and old in RIGHT
-    assert (
-        toy.first_error(PROBLEM, RIGHT.replace("c=b*7=0*7=0", "c=0")) is None
-    )  # a line without work, by its value
+    # a line without work counts by its value
+    assert toy.first_error(PROBLEM, RIGHT.replace("c=b*7=0*7=0", "c=0")) is None
     assert toy.first_error(PROBLEM, RIGHT.replace(old, new)) == (token, kind, end)
 
 
 def test_steps_after_an_error_are_judged_by_the_response_s_own_values():
-    """A consistent continuation adds no second error; another mistake before it moves the first
-    one.
+    """A consistent continuation adds no second error.
+
+    Another mistake before the error moves the first error.
     """
     consistent = "a=3-6=3-6=5\nb=3+a=3+5=8\nc=b*7=8*7=6\n\\boxed{6}"
     assert toy.first_error(PROBLEM, consistent)[:2] == (0, "arith")
@@ -143,8 +144,10 @@ def test_tokenizer_has_one_token_a_symbol_and_survives_saving(tmp_path):
 
 
 def test_warm_up_teaches_the_format_and_leaves_no_gradient():
-    """A few steps bring the loss down; a gradient left behind would leak into the first policy
-    update, and one that is not finite ends it.
+    """A few steps bring the loss down, and leave no gradient behind.
+
+    One that is left would leak into the first policy update; one that is not finite ends the
+    warm-up.
     """
     model = toy.make_model(2, seed=0)
     first = toy.warm_up(model, 2, set(), steps=1, seed=0)

@@ -1,6 +1,4 @@
-"""The word problems: what a first error is, held against responses written by hand; and their
-lessons.
-"""
+"""The word problems: first errors, against responses written by hand, and their lessons."""
 
 import math
 import random
@@ -24,8 +22,10 @@ from tasks import lessons, words
 
 @pytest.mark.parametrize("case", cases("first_errors.jsonl"))
 def test_a_wrong_response_is_wrong_from_its_first_error_on(case):
-    """A | stands before the first error, or one on each side of it; tokens may be of any size. A
-    response that is right has none, and one that cannot be read none that is known.
+    """A | stands before the first error, or one on each side of it.
+
+    Tokens may be of any size. A response that is right has no error, and one that cannot be read
+    has none that is known.
     """
     before, *rest = case["marked"].split("|")
     text = before + "".join(rest)
@@ -42,8 +42,9 @@ def test_a_wrong_response_is_wrong_from_its_first_error_on(case):
 
 
 def test_tokens_are_parts_of_the_text_also_where_one_alone_is_decoded_otherwise():
-    """A character of several tokens is its last one's; Llama's decoder drops the space that a text
-    begins with.
+    """A character of several tokens belongs to the last one.
+
+    Llama's decoder drops the space that a text begins with.
     """
     bytes_alone, as_llama = byte_tokenizer(), byte_tokenizer()
     as_llama.backend_tokenizer.decoder = decoders.Sequence(
@@ -58,8 +59,9 @@ def test_tokens_are_parts_of_the_text_also_where_one_alone_is_decoded_otherwise(
 
 
 def test_a_problem_is_told_in_other_words():
-    """The same beginning, question, numbers and answer; other events, and in most problems not all
-    ways alike.
+    """Beginning, question, numbers and answer stay the same; the events have other words.
+
+    In most problems the ways differ from each other.
     """
     several = 0
     for problem in words.make_problems(400, seed=0):
@@ -78,8 +80,9 @@ def test_a_problem_is_told_in_other_words():
 
 
 def test_demonstrations_are_right_but_for_their_slips():
-    """A careful one is right and has no error. A careless one that is wrong has one; of the right
-    ones 2% at most.
+    """A careful one is right and has no error; a careless one that is wrong has one.
+
+    Of the careless ones that are right, 2% at most have one.
     """
     rng, wrong, lucky = random.Random(0), 0, 0
     for problem in words.make_problems(1000, seed=0):
@@ -116,8 +119,10 @@ def test_problems_are_different_and_of_whole_numbers(monkeypatch):
 
 
 def test_warm_up_teaches_the_form(monkeypatch):
-    """A model of random weights and a tokenizer of bytes: a lesson is better known after some
-    steps; no forbidden one is shown. Prompts end where responses begin, and these with the stop.
+    """A model of random weights knows a lesson better after some steps.
+
+    Its tokenizer is one of bytes. No forbidden problem is shown. Prompts end where responses begin,
+    and responses end with the stop token.
     """
     tokenizer = byte_tokenizer()
     sizes = dict(hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96)
@@ -158,8 +163,9 @@ def test_lessons_are_read_by_ranks_whose_model_is_stored_in_another_dtype(tmp_pa
 
 
 def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, no_curve, capsys):
-    """From a folder that knows nothing of the task; the start is a model of its own, and so is paid
-    for once.
+    """A folder that knows nothing of the task is taught, and kept as a start of its own.
+
+    So the lessons are paid for once.
     """
     tokenizer = byte_tokenizer()
     config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=512, **SMALL)
