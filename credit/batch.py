@@ -67,7 +67,10 @@ class Context:
 
 @dataclass
 class Batch:
-    """Everything a method may look at; rollouts of a group are adjacent."""
+    """Everything that a method may look at.
+
+    The rollouts of a group are adjacent.
+    """
 
     rollouts: Rollouts  # ids, mask (B, T); the mask is empty where there is no verdict
     rewards: Tensor  # (B,) float32, NaN where there is no verdict
@@ -101,7 +104,7 @@ class Batch:
 
     @classmethod
     def cat(cls, batches: Sequence["Batch"]) -> "Batch":
-        """The batches of several ranks as one, after their scoring; without hidden states."""
+        """The batches of several ranks as one, after their scoring, without hidden states."""
         whole = cls(
             Rollouts.cat([batch.rollouts for batch in batches]),
             torch.cat([batch.rewards for batch in batches]),
@@ -143,7 +146,7 @@ class Batch:
         )
 
     def fill(self, rows: Tensor, block: "Batch") -> None:
-        """Keep the RESULTS and the metrics of a block; its hidden states are left behind."""
+        """Keep the RESULTS and the metrics of a block, but not its hidden states."""
         width = block.rollouts.ids.shape[1]
         for name in RESULTS:
             getattr(self, name)[rows, :width] = getattr(block, name)

@@ -81,7 +81,7 @@ def advantages_by(name: str, batch: Batch, context: Context, given: Sequence[str
 
 
 def grpo(batch: Batch, context: Context) -> Tensor:
-    """A_t = A. Every token gets its rollout's advantage (Shao et al. 2024, arXiv 2402.03300)."""
+    """A_t = A, the rollout's advantage on every token (Shao et al. 2024, arXiv 2402.03300)."""
     return batch.A.expand(batch.mask.shape)
 
 

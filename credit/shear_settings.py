@@ -38,7 +38,10 @@ def settings_of(shear: Shear, **options: str) -> Settings:
 
 
 def group_weights(hidden: Tensor, mask: Tensor, correct: Tensor, settings: Settings) -> Weighed:
-    """`shear.weigh_group` by these settings; shapes and errors are the same."""
+    """Return what `shear.weigh_group` gives by these settings.
+
+    Shapes and errors are the same.
+    """
     weighed = weigh_group(
         hidden,
         mask,

@@ -44,7 +44,10 @@ class Option:
     choices: tuple[str, ...] = ()
 
     def read(self, text: str) -> float | str:
-        """The value in a text. Raises ValueError with the bounds or choices."""
+        """The value in a text.
+
+        Raises ValueError with the bounds or choices.
+        """
         if self.choices:
             return one_of(self.choices)(text)
         kind = int if isinstance(self.default, int) else float
@@ -254,7 +257,10 @@ MIXTURE = Method(
 
 
 def method_of(name: str) -> Method:
-    """The entry of a method, or of a mixture FIRST+SECOND. Raises ValueError for any other name."""
+    """The entry of a method, or of a mixture FIRST+SECOND.
+
+    Raises ValueError for any other name.
+    """
     if name in METHODS:
         return METHODS[name]
     parts = name.split("+")

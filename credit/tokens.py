@@ -1,4 +1,4 @@
-"""Where the sampled tokens of a response stand in its text; nothing is encoded again."""
+"""Where the sampled tokens of a response stand in its text, without encoding it again."""
 
 from itertools import pairwise
 

@@ -75,7 +75,10 @@ class Loaded:
 
 
 def math_row(row: dict) -> dict:
-    """A problem from the usual columns, as for training; AMC's answers are numbers such as 27.0."""
+    """A problem from the usual columns, as for training.
+
+    AMC's answers are numbers such as 27.0.
+    """
     answer = row.get("answer")
     if type(answer) is float and answer.is_integer():
         row = row | {"answer": int(answer)}
@@ -83,7 +86,10 @@ def math_row(row: dict) -> dict:
 
 
 def aime24_row(row: dict) -> dict | None:
-    """A problem of 2024; the year is in the url, and a file without urls holds one year."""
+    """A problem of 2024, or None for one of another year.
+
+    The year is in the url; a file without urls holds one year.
+    """
     return math_row(row) if "2024" in str(row.get("url") or "2024") else None
 
 
@@ -101,7 +107,10 @@ def humaneval_row(row: dict) -> dict:
 
 
 def mbpp_row(row: dict, plus: bool) -> dict:
-    """A task in words, with its base tests shown; with `plus` the added tests decide."""
+    """A task in words, with its base tests shown.
+
+    With `plus` the added tests decide.
+    """
     shown = row["test_list"]
     asserts = [row["test"]] if plus else shown
     tests = {"asserts": asserts, "setup": "\n".join(row["test_imports"])}
@@ -244,7 +253,10 @@ def load_sets(
 
 
 def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -> Loaded:
-    """A benchmark from the files given to `flag`, or without any from the hub; raises BadInput."""
+    """A benchmark from the files given to `flag`, or from the hub if there are none.
+
+    Raises BadInput.
+    """
     benchmark = BENCHMARKS[name]
     repo = benchmark.repo
     if paths:

@@ -306,7 +306,10 @@ def choose_template(template: str, model_name: str, tokenizer: PreTrainedTokeniz
 def render(
     template: str, problem: str, instruction: str, tokenizer: PreTrainedTokenizerBase
 ) -> str:
-    """The text that the model continues, with special tokens written out. Raises BadInput."""
+    """The text that the model continues, with special tokens written out.
+
+    Raises BadInput.
+    """
     content = f"{problem}\n{instruction}"
     if template == "plain":
         bos = tokenizer.bos_token_id
@@ -447,7 +450,7 @@ def is_text(value: object) -> bool:
 def _own_tests(tests: object) -> object:
     """Tests in our form, from an object or its JSON text.
 
-    Keys with None are left out: parquet fills them in where other rows have a value.
+    Keys with None are left out: parquet gives each row the keys that other rows have.
     """
     if isinstance(tests, str):
         tests = json.loads(tests)

@@ -62,7 +62,10 @@ def bad_input_on_error(name: str, remedy: str) -> Iterator[None]:
 
 
 def lacks(row: dict, needed: str) -> ValueError:
-    """The error for a row without the `needed` keys; its message lists the keys found."""
+    """The error for a row without the `needed` keys.
+
+    Its message lists the keys found.
+    """
     keys = textwrap.shorten(", ".join(map(str, row)), 200, placeholder=" ...")
     return ValueError(f"needs {needed} (found: {keys or 'no keys'})")
 
@@ -71,14 +74,20 @@ def lacks(row: dict, needed: str) -> ValueError:
 
 
 def check_is_file(path: Path) -> Path:
-    """Return the path. Raises OSError for a pipe or a device, which may never end."""
+    """Return the path, if it is a file or a folder or does not exist.
+
+    Raises OSError for a pipe or a device, which may never end.
+    """
     if path.exists() and not path.is_file() and not path.is_dir():
         raise OSError("neither a file nor a folder")
     return path
 
 
 def read_rows(path: Path) -> Iterable[dict]:
-    """The rows of a local file or folder. Raises whatever the libraries raise."""
+    """The rows of a local file or folder.
+
+    Raises whatever the libraries raise.
+    """
     check_is_file(path)
     if path.is_dir():
         return _folder_rows(path)
@@ -96,7 +105,10 @@ def read_rows(path: Path) -> Iterable[dict]:
 
 
 def _json_lines(text: str) -> list:
-    """The value of each line that is not blank. Raises ValueError for a line that is not JSON."""
+    """The value of each line that is not blank.
+
+    Raises ValueError for a line that is not JSON.
+    """
     values = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
@@ -117,9 +129,10 @@ def _text_of(path: Path) -> str:
 
 
 def _csv_rows(path: Path) -> list[dict]:
-    """The rows of a CSV file; raises ValueError for a line that would lose cells.
+    """The rows of a CSV file.
 
-    Not by `datasets`, which guesses types: an answer of 007 would be 7.
+    Raises ValueError for a line that would lose cells. `datasets` would guess types: an answer of
+    007 would be 7.
     """
     csv.field_size_limit(2**31 - 1)
     rows = []
@@ -160,7 +173,10 @@ def _folder_rows(folder: Path) -> Iterable[dict]:
 
 
 def _training(splits: dict[str, Iterable]) -> Iterable:
-    """The split "train"; raises ValueError if there is none."""
+    """The split "train".
+
+    Raises ValueError if there is none.
+    """
     if "train" not in splits:
         raise ValueError(f"its splits are {', '.join(map(str, splits))}, not train")
     return splits["train"]

@@ -41,7 +41,10 @@ TASKS = {
 
 
 def read_number(kind: type[Number], low: float, high: float, text: str) -> Number:
-    """The number in a text. Raises ValueError with the type or the bounds that it must have."""
+    """The number in a text.
+
+    Raises ValueError with the type or the bounds that it must have.
+    """
     try:
         value = kind(text)
     except ValueError as error:

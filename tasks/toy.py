@@ -209,7 +209,10 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
 def _line_fault(
     line: str, definitions: dict[str, Definition], values: dict[str, int]
 ) -> str | None:
-    """What is wrong with a line of work, None if nothing; its own result enters `values`."""
+    """What is wrong with a line of work, None if nothing is.
+
+    The line's own result enters `values`.
+    """
     full = LINE.fullmatch(line)
     match = full or SHORT_LINE.fullmatch(line)
     if not match:

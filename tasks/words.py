@@ -105,7 +105,10 @@ def task(
     tokenizer: PreTrainedTokenizerBase,
     model_name: str,
 ) -> tuple[Task, list[str]]:
-    """The task with its problems, none held out yet, and a note for the user. Raises BadInput."""
+    """The task with its problems, none held out yet, and a note for the user.
+
+    Raises BadInput.
+    """
     plain, note = text.empty_task("math", settings, grading, tokenizer, model_name)
 
     def lessons(model: PreTrainedModel, forbidden: set[str], steps: int) -> float:
@@ -272,7 +275,7 @@ def _number(text: str) -> Decimal:
 
 
 def _holds(equation: re.Match) -> bool:
-    """Whether an equation is true; false for a division."""
+    """Whether an equation is true, which a division never is."""
     left, right, result = map(_number, equation.group(1, 3, 4))
     return equation[2] != "/" and result_of(equation[2], left, right) == result
 

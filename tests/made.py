@@ -153,7 +153,10 @@ def credit_by(config: TrainConfig, batch: Batch) -> torch.Tensor:
 
 
 def saved(folder, model, tokenizer=None) -> str:
-    """A folder with the model and its tokenizer, the embedded task's if none is given; its name."""
+    """The name of a folder with the model and its tokenizer.
+
+    The tokenizer is the embedded task's if none is given.
+    """
     model.save_pretrained(folder)
     (tokenizer or toy.make_tokenizer()).save_pretrained(folder)
     return str(folder)

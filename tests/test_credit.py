@@ -263,7 +263,7 @@ def test_a_metric_is_the_mean_over_all_that_it_is_of():
 
 
 def test_rescaling_makes_the_mean_weight_of_each_group_one():
-    """Over the tokens of the group; the weights' proportions stay."""
+    """The mean is over the tokens of the group, and the weights' proportions stay."""
     batch = drawn_batch([[1, 0, 0, 1], [0, 0.5, 0.5, 1], [1, 1, 1, 1]])
     plain = assign("shear", batch, negative_scale=0.3)
     ours = assign("shear", batch, negative_scale=0.3, rescale="mean1")
@@ -693,7 +693,10 @@ def test_serl_moves_with_a_teacher_that_sees_a_peer(told, teacher):
 
 
 def test_iw_opd_and_dasd_against_their_formulas(told, teacher):
-    """In float64, rollout by rollout; the second group has no peers: 0, and A."""
+    """Formulas in float64, rollout by rollout, for the group that has peers.
+
+    In the second group, which has none, iw-opd gives 0 and dasd A.
+    """
     teacher.normal_()
     iw_opd, dasd = assign("iw-opd", told, "gamma=.7"), assign("dasd", told, "beta=.3")
     for row, inside in enumerate(told.mask[:4]):

@@ -9,7 +9,7 @@ from credit.measures import concentration, effective_weights, localisation, weig
 
 
 def test_effective_weights_are_what_multiplied_the_advantage():
-    """Also a negative factor; 1 where A is 0, 0 outside of the mask."""
+    """A factor may be negative; it is 1 where A is 0, and 0 outside of the mask."""
     token_advantages = torch.tensor([[1.0, -2, 4], [3, 3, 3], [-1, 0, 0]])
     mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 0]]).bool()
     ours = effective_weights(token_advantages, torch.tensor([2.0, 0, -1]), mask)

@@ -98,7 +98,7 @@ def test_a_timeout_is_not_kept():
 
 
 def test_a_busy_worker_without_a_master_ends_within_its_cpu_time():
-    """It also ends within its memory; nobody kills it then.
+    """Nobody kills it then; it also ends within its memory.
 
     What counts the towers of powers holds the interpreter's lock, so that no thread could.
     """
@@ -141,7 +141,7 @@ STDIO = {"inputs": ["1\n"], "outputs": ["2\n"]}
 
 @pytest.mark.parametrize("case", cases("blocks.jsonl"))
 def test_the_last_complete_python_block_is_the_program(case):
-    """Whatever stands around it; a sample of its output is not a program."""
+    """Text around it does not matter, and a sample of its output is not a program."""
     program = program_of(case["response"], STDIO)
     assert program == case["program"]
     assert program is not None or grade_code(case["response"], STDIO) == (0.0, "no_answer")

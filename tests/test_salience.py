@@ -124,7 +124,7 @@ def places_of(answer: Answer, offset: int) -> torch.Tensor:
 
 @PROBES
 def test_importance_by_masking_is_that_of_one_token_at_a_time(asked, probe):
-    """Also with masked copies in micro-batches of two; 0 outside of the reasoning."""
+    """Micro-batches of two masked copies give the same, and 0 outside of the reasoning."""
     rollouts, context = asked
     answers = answer_places(context.tokenizer, rollouts)
     model = copy.deepcopy(context.policy.model).double()
@@ -174,7 +174,7 @@ def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked,
 
 
 def test_noise_of_a_token_does_not_depend_on_what_follows():
-    """Or a rollout's importance would depend on the longest of its batch."""
+    """Otherwise a rollout's importance would depend on the longest of its batch."""
     like = torch.zeros(1, 7)
     assert torch.equal(salience._fixed_noise(40, like, 0)[:3], salience._fixed_noise(3, like, 0))
     assert salience._fixed_noise(400, like, 0).std().item() == pytest.approx(1, abs=0.05)
@@ -184,7 +184,7 @@ def test_noise_of_a_token_does_not_depend_on_what_follows():
 
 
 def test_adapter_residual_is_the_distance_of_two_models(asked):
-    """With the adapter and without, 0 while it is nothing; afterwards the adapter is on again."""
+    """The distance is 0 while the adapter is nothing; afterwards the adapter is on again."""
     rollouts, context = asked
     model = context.policy.model
     plain = copy.deepcopy(model)

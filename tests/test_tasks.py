@@ -123,7 +123,7 @@ def test_prompts_that_leave_no_room_are_dropped_and_counted(
     ],
 )
 def test_sizes_that_were_not_given_shrink_to_the_data_and_the_context(words, sizes, qwen, tmp_path):
-    """And the plan says so; given ones stay."""
+    """The plan says which sizes shrink, and given ones stay."""
     config, task, notes = made_task(qwen, tmp_path, numbered(38), 512, words)
     assert sizes_of(config) == sizes
     assert (len(task.train), len(task.heldout)) == (38 - sizes[0], sizes[0])
@@ -137,7 +137,7 @@ def sizes_of(config) -> tuple:
 
 
 def test_sets_that_are_large_enough_change_no_size(qwen, tmp_path):
-    """At the context of Qwen2.5-Math-7B; a given size beyond the set is refused."""
+    """Sizes stay at the context of Qwen2.5-Math-7B; a given size beyond the set is refused."""
     config, _, notes = made_task(qwen, tmp_path, numbered(800), 4096, "")
     assert not any(", not " in note for note in notes)
     assert sizes_of(config) == (64, 512, sizes_of(PAPER)[2], 3000)
@@ -190,7 +190,10 @@ def test_auto_goes_by_the_tokenizer_then_by_the_name(name, has_chat, template, q
 
 @pytest.mark.parametrize("template", ["qwen-math", "chat", "plain"])
 def test_a_template_that_is_asked_for_is_used_whatever_the_name(template, qwen):
-    """With the instruction of the kind of problems; refused where the tokenizer has none."""
+    """A prompt has the instruction of its kind of problems.
+
+    A template is refused where the tokenizer has none.
+    """
     assert choose_template(template, "qwen-math", qwen) == template
     for kind, instruction in INSTRUCTIONS.items():
         prompt = text_task(kind, template, qwen, grade_math).prompt({"problem": "Print 0."})
@@ -251,7 +254,7 @@ def test_rows_of_the_known_layouts_become_problems(case, tmp_path):
 
 
 def test_levels_and_abilities_of_others_are_left_out(tmp_path):
-    """Before anything else is asked of a row; programs have no such levels."""
+    """Rows are left out before anything else is asked of them; programs have no such levels."""
     path = tmp_path / "x.json"
     levels = [1, 2, 3, "Level 4", "5", 4.0, 6, 34, "Level ?", None, ""]
     rows = [{"problem": f"L{level}", "answer": "1", "level": level} for level in levels]
@@ -332,7 +335,7 @@ def test_tests_that_decide_nothing_are_refused(tests, message, tmp_path):
     ],
 )  # fmt: skip
 def test_bad_tables_are_one_sentence(name, content, message, tmp_path, capfd):
-    """It names the path; no library prints anything beside it."""
+    """The sentence names the path, and no library prints anything beside it."""
     path = tmp_path / name.split("/")[0]
     if "/" in name:
         path.mkdir()
