@@ -37,7 +37,6 @@ Left out: several GPUs, and the process reward model of a real one: run train.py
 import contextlib
 import hashlib
 import io
-import math
 import multiprocessing
 import os
 import re
@@ -46,6 +45,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,7 +112,7 @@ class Compare:
     rates: Annotated[tuple[float, ...], several(number(float, 1e-30))] = ()
     """Learning rates to tune each arm on; if not given, a grid around the task's --lr."""
     jobs: Count = 2
-    """Processes; a seed's trials each, if there are enough seeds."""
+    """Processes; a seed's trials each."""
     rows: PathFlag = Path("runs/compare.jsonl")
     """File of finished trials."""
 
@@ -121,6 +121,7 @@ if __name__ == "__main__":
     parse_study(Compare)  # --help and mistakes end here: what follows takes seconds to import
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy import stats
 from tqdm import tqdm
@@ -144,6 +145,10 @@ TRAINING = "", "credit", "fast", "grading", "harness", "tasks"  # folders of the
 GROUPS, CONTINUATIONS = 16, 16  # for measuring true token advantages
 TIMED = 3  # steps
 CREDIT = {"method", "method_option", "rescale", "negative_scale"}  # flags that change credit alone
+# numbers of a trial; what is within "before" and "after" has a dot
+OUTCOMES = (
+    "curve sampled weight_mean ess before.auc after.auc before.auc_step after.auc_step".split()
+)
 
 
 class Line(TypedDict):
@@ -210,10 +215,7 @@ def main(argv: list[str] | None = None) -> None:
     cell = Cell(shlex.join(others), config.optimisation.lr, arms, tuning, sorted(set(flags.rates)))
     if len(set(flags.seeds)) < 2 or set(flags.seeds) & set(tuning):
         given = " ".join(map(str, flags.seeds))
-        raise BadInput(
-            f"--seeds {given}: --tuning-seeds {' '.join(map(str, tuning))} choose the rates, an "
-            "interval needs two others; give these"
-        )
+        raise BadInput(f"--seeds {given}: give two or more, and none of --tuning-seeds")
     if "grpo" not in cell.arms:
         raise BadInput(f"--methods {' '.join(cell.arms)}: all are compared with grpo; add it")
     stages = {"tune": tuning, "confirm": sorted(set(flags.seeds))}
@@ -235,8 +237,11 @@ def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: in
         missing = missing_trials(stage, trials_in(path), cell, seeds)
         if not missing:
             break
-        refuse_other_code(cell, path, missing)
-        units = [(stage, cell, part, path) for part in parts_of(missing, jobs)]
+        refuse_other_code(cell, path)
+        by_seed = defaultdict(list)
+        for trial in missing:
+            by_seed[trial.seed].append(trial)
+        units = [(stage, cell, of_seed, path) for of_seed in by_seed.values()]
         with multiprocessing.get_context("spawn").Pool(jobs) as pool:
             trained = pool.imap_unordered(run_from_one_start, units)
             list(tqdm(trained, stage, len(units), disable=None))
@@ -255,12 +260,11 @@ def draw(runs: Sequence[str]) -> None:
         rewards = [row["reward"] for row in rows if "step" in row]
         curves[run] = np.array([rewards], dtype=float)  # (1, steps), null as NaN
         line = {"run": run, "steps": str(len(rewards)), "reward": f"{np.nanmean(curves[run]):.3f}"}
-        evaluations = [row.get("before") or row["after"] for row in rows if "step" not in row]
-        for name in ("greedy", "sampled"):
-            pairs = [evaluation[name][:2] for evaluation in evaluations]
-            numbers = np.array(pairs, dtype=float)  # (evaluations, 2), null as NaN
-            percents = [tables.percent(mean, error) for mean, error in numbers]
-            line[f"{name}, before / after"] = " / ".join(percents)
+        for row in rows:
+            for when in row.keys() & {"before", "after"}:
+                for name in ("greedy", "sampled"):
+                    mean, error, _ = files.with_nan(row[when][name])
+                    line[f"{name} {when}"] = tables.percent(mean, error)
         table.append(line)
     figures.reward_curves(curves, path)
     legend = "reward: mean of all training steps; greedy, sampled: held-out accuracy, %"
@@ -284,17 +288,15 @@ def code_of_training() -> str:
     return digest.hexdigest()[:12]
 
 
-def refuse_other_code(cell: Cell, path: Path, missing: list[Trial]) -> None:
-    """Raise BadInput if the task has trials of other code.
-
-    Trials without a digest are not told apart.
+def refuse_other_code(cell: Cell, path: Path) -> None:
+    """Raises BadInput if the task has trials of other code; those without a digest are not told
+    apart.
     """
-    of_task = [trial for trial in trials_in(path) if trial["cell"] == cell.flags]
-    others = {trial["code"] for trial in of_task if trial.get("code")} - {code_of_training()}
-    if others:
-        lacks = f"lacks {missing[0].rule} at seed {missing[0].seed}"
-        reason = f"{lacks}, and its trials are of other code ({', '.join(sorted(others))})"
-        raise BadInput(f"--rows {path}: {reason}; take that code, or give another file")
+    code = code_of_training()
+    for trial in trials_in(path):
+        if trial["cell"] == cell.flags and trial.get("code") not in (code, None):
+            reason = f"has trials of other code ({trial['code']})"
+            raise BadInput(f"--rows {path}: {reason}; take that code, or give another file")
 
 
 def settings_of_trial(arm: str, others: list[str]) -> TrainConfig:
@@ -389,20 +391,6 @@ def choose_rate(cell: Cell, arm: str, trials: list[dict]) -> float:
     return max(curves, key=curves.__getitem__)
 
 
-def parts_of(trials: list[Trial], jobs: int) -> list[list[Trial]]:
-    """Each seed's trials, in as many parts as keep `jobs` processes busy.
-
-    Each part makes its seed's start anew.
-    """
-    seeds = sorted({trial.seed for trial in trials})
-    count = -(-jobs // len(seeds))  # of each seed
-    parts = []
-    for seed in seeds:
-        own = [trial for trial in trials if trial.seed == seed]
-        parts += [own[first::count] for first in range(min(count, len(own)))]
-    return parts
-
-
 # ---- running them --------------------------------------------------------------------------------
 
 
@@ -417,8 +405,8 @@ def run_from_one_start(unit: tuple[str, Cell, list[Trial], Path]) -> None:
             words += ["--name", str(number), "--out", out]
             config = settings_of_trial(trial.rule, words)
             began = time.perf_counter()
-            with contextlib.redirect_stdout(io.StringIO()):
-                result = MEASURES[stage](config, cell)
+            with contextlib.redirect_stdout(io.StringIO()), open_trial(config) as run:
+                result = MEASURES[stage](run, cell)
             result["seconds"] = round(time.perf_counter() - began, 1)
             if Path(out, "0", "start").exists():
                 start = ["--task", config.task, "--model", f"{out}/0/start"]
@@ -439,62 +427,40 @@ def open_trial(config: TrainConfig) -> Iterator[Run]:
         parallel.leave()
 
 
-def train_only(config: TrainConfig, cell: Cell) -> dict:
-    """The rewards of every step, which choose a learning rate."""
-    with open_trial(config) as run:
-        return {"rewards": rewards_in(all_steps(run))}
-
-
-def all_steps(run: Run) -> list[dict]:
-    """All steps of a run; their metrics."""
-    return [train.train_step(run, step)[0] for step in range(run.config.optimisation.steps)]
-
-
-def rewards_in(steps: list[dict]) -> list[float]:
-    """The mean reward of every step."""
-    return [round(step["reward"], 6) for step in steps]
-
-
-def run_trial(config: TrainConfig, cell: Cell) -> dict:
-    """The rewards of every step, held-out accuracy afterwards, and where credit went."""
-    with open_trial(config) as run:
-        before = train.evaluate(run, 0)
-        steps = all_steps(run)
-        torch.manual_seed(seed_of(config.seed))
-        sampled = accuracy(run)
-        after = train.evaluate(run, len(steps))
+def train_only(run: Run, cell: Cell) -> dict:
+    """The rewards of every step, which choose a learning rate, and where credit went."""
+    steps = range(run.config.optimisation.steps)
+    metrics = pd.DataFrame([train.train_step(run, step)[0] for step in steps])
     return {
-        "rewards": rewards_in(steps),
-        "sampled": sampled,
-        "weight_mean": mean_metric("weight_mean", steps),
-        "ess": mean_metric("ess", steps),
+        "rewards": metrics["reward"].round(6).tolist(),
+        "weight_mean": round(metrics["weight_mean"].mean(), 4),
+        "ess": round(metrics["ess"].mean(), 4),
+    }
+
+
+def run_trial(run: Run, cell: Cell) -> dict:
+    """The same, and held-out accuracy afterwards: the share of right ones among responses to the
+    held-out problems, to each as many as in training.
+    """
+    sampling = run.config.sampling
+    before = train.evaluate(run, 0)
+    result = train_only(run, cell)
+    torch.manual_seed(seed_of(run.config.seed))
+    clock = report.Clock(run.ranks.device)
+    _, verdicts = sample_and_grade(
+        run, run.task.heldout, sampling.rollouts_per_prompt, sampling.temperature, clock
+    )
+    after = train.evaluate(run, run.config.optimisation.steps)
+    return result | {
+        "sampled": float(np.nanmean(rewards_of(verdicts))),
         "before": before.get("localisation"),  # None on a task that does not know errors
         "after": after.get("localisation"),
     }
 
 
-def mean_metric(name: str, steps: list[dict]) -> float:
-    """The mean of a metric over the steps that have it."""
-    return round(float(np.nanmean([step[name] for step in steps])), 4)
-
-
-def accuracy(run: Run) -> float:
-    """Share of right responses to the held-out problems.
-
-    Each problem gets as many samples as in training.
-    """
-    sampling = run.config.sampling
-    clock = report.Clock(run.ranks.device)
-    _, verdicts = sample_and_grade(
-        run, run.task.heldout, sampling.rollouts_per_prompt, sampling.temperature, clock
-    )
-    return float(np.nanmean(rewards_of(verdicts)))
-
-
-def advantages_of(config: TrainConfig, cell: Cell) -> dict:
-    """`studies.advantages` at the start, for the arms that differ in credit alone.
-
-    Arms that need another model or an adapter are left out.
+def advantages_of(run: Run, cell: Cell) -> dict:
+    """`studies.advantages` of the start, for the arms that differ in credit and need no other model
+    for it.
     """
     arms = {}
     for arm in cell.arms:
@@ -502,37 +468,31 @@ def advantages_of(config: TrainConfig, cell: Cell) -> dict:
         needs = method_of(flags["method"]).needs
         if flags.keys() <= CREDIT and "prm" not in needs and "adapter" not in needs:
             arms[arm] = Credit(**flags)
-    with open_trial(config) as run:
-        parts = Parts(run.config, run.task, run.actor.model, run.tokenizer)
-        return {"advantages": measure(parts, run.task.heldout[:GROUPS], arms, CONTINUATIONS)}
+    parts = Parts(run.config, run.task, run.actor.model, run.tokenizer)
+    return {"advantages": measure(parts, run.task.heldout[:GROUPS], arms, CONTINUATIONS)}
 
 
-def cost_of(config: TrainConfig, cell: Cell) -> dict:
-    """Median seconds of a step, and of a GRPO step from the same start.
-
-    The two take turns, so that a drift of the machine affects both.
+def cost_of(run: Run, cell: Cell) -> dict:
+    """Median seconds of a step beside those of GRPO's, from the same start and by turns, so that
+    drift hits both.
     """
+    config = run.config
     other = replace(
         config,
         name=f"{config.name}-grpo",
         credit=Credit("grpo", prm=config.credit.prm),
         sampling=replace(config.sampling, dynamic_sampling=0),
     )
-    ours: list[float] = []  # seconds of each step
-    theirs: list[float] = []
-    with open_trial(config) as run, open_trial(other) as run_of_grpo:
+    turns = []
+    with open_trial(other) as run_of_grpo:
         for step in range(1 + TIMED):
-            ours.append(seconds_of_step(run, step))
-            theirs.append(seconds_of_step(run_of_grpo, step))
-    medians = [statistics.median(times[1:]) for times in (ours, theirs)]  # the first warms up
-    return {"step": round(medians[0], 3), "of_grpo": round(medians[1], 3)}
-
-
-def seconds_of_step(run: Run, step: int) -> float:
-    """The time of a training step."""
-    began = time.perf_counter()
-    train.train_step(run, step)
-    return time.perf_counter() - began
+            turn = {}
+            for name, timed in (("step", run), ("of_grpo", run_of_grpo)):
+                metrics, _ = train.train_step(timed, step)
+                turn[name] = sum(metrics["seconds"].values())
+            turns.append(turn)
+    medians = pd.DataFrame(turns[1:]).median()  # the first warms up
+    return medians.round(3).to_dict()
 
 
 MEASURES = {"tune": train_only, "confirm": run_trial, "cost": cost_of, "advantages": advantages_of}
@@ -541,28 +501,21 @@ MEASURES = {"tune": train_only, "confirm": run_trial, "cost": cost_of, "advantag
 # ---- the table -----------------------------------------------------------------------------------
 
 
-def outcome_by_seed(trials: list[dict], cell: str, arm: str, outcome: str) -> dict[int, float]:
-    """Seed -> the `curve` or another outcome of the trials that are compared."""
-    outcomes = {}
-    for trial in trials_of(trials, "confirm", cell, arm):
-        value = mean_reward(trial) if outcome == "curve" else trial[outcome]
-        outcomes[trial["seed"]] = math.nan if value is None else value
-    return outcomes
+def outcomes_of(trials: list[dict], cell: str, arm: str) -> pd.DataFrame:
+    """OUTCOMES of the trials of an arm that are compared, by seed."""
+    own = trials_of(trials, "confirm", cell, arm)
+    outcomes = pd.json_normalize(own).set_index("seed")
+    outcomes["curve"] = [mean_reward(trial) for trial in own]
+    return outcomes.reindex(columns=OUTCOMES).astype(float)
 
 
-def differences(
-    trials: list[dict], cell: str, arm: str, other: str, outcome: str = "curve"
-) -> np.ndarray:
-    """Of the seeds that both have run, (n,)."""
-    ours = outcome_by_seed(trials, cell, arm, outcome)
-    theirs = outcome_by_seed(trials, cell, other, outcome)
-    return np.array([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
-
-
-def with_interval(values: np.ndarray) -> str:
-    """+.012 (+.004 to +.020), 8/10: the mean, the ends of its interval, how many are positive."""
+def with_interval(values: pd.Series) -> str:
+    """+.012 (+.004 to +.020), 8/10: the mean, the ends of its interval, how many are positive; NaN
+    does not count.
+    """
+    values = values.dropna()
     mean = values.mean()
-    half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * stats.sem(values)
+    half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * values.sem()
     text = f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})".replace("0.", ".")
     return f"{text}, {(values > 0).sum()}/{len(values)}"
 
@@ -571,40 +524,35 @@ def table_of(trials: list[dict], cell: Cell) -> list[dict[str, str]]:
     """A line per arm, of trials whose seeds are those of the table."""
     rates = {arm: choose_rate(cell, arm, trials) for arm in cell.arms}
     at_start = trials_of(trials, "advantages", cell.flags, "grpo")
-    confirmed = []  # of each arm those at its own rate
-    for arm in cell.arms:
-        for trial in trials_of(trials, "confirm", cell.flags, arm):
-            if trial["lr"] == rates[arm]:
-                confirmed.append(trial)
+    at_own_rate = [trial for trial in trials if trial["lr"] == rates.get(trial["rule"])]
+    of_grpo = outcomes_of(at_own_rate, cell.flags, "grpo")
     table = []
     for arm in cell.arms:
-        own = trials_of(confirmed, "confirm", cell.flags, arm)
+        own = outcomes_of(at_own_rate, cell.flags, arm)
+        more = own - of_grpo  # by seed; NaN where one of them has not run
         line = {"method": arm, "lr": f"{rates[arm]:g}"}
         for outcome, title in (("curve", "curve"), ("sampled", "held out")):
-            of_seeds = outcome_by_seed(confirmed, cell.flags, arm, outcome)
-            line[title] = f"{statistics.mean(of_seeds.values()):.3f}"
-            of_grpo = differences(confirmed, cell.flags, arm, "grpo", outcome)
-            line[f"D, {title}"] = "" if arm == "grpo" else with_interval(of_grpo)
+            line[title] = f"{own[outcome].mean():.3f}"
+            line[f"D, {title}"] = "" if arm == "grpo" else with_interval(more[outcome])
         for title, name in (("AUC", "auc"), ("wrong step", "auc_step")):
-            before = [trial["before"][name] for trial in own if trial["before"]]
-            after = [trial["after"][name] for trial in own if trial["after"]]
-            line[title] = f"{mean_of(before)} / {mean_of(after)}"
+            line[title] = f"{mean_of(own[f'before.{name}'])} / {mean_of(own[f'after.{name}'])}"
         if at_start:  # which only the embedded task has
             methods = [trial["advantages"]["methods"].get(arm, {}) for trial in at_start]
-            line["correlation"] = mean_of([found.get("corrected") for found in methods])
+            corrected = [found.get("corrected") for found in methods]
+            line["correlation"] = mean_of(pd.Series(corrected, dtype=float))
             costs = trials_of(trials, "cost", cell.flags, arm)
             extra = [trial["step"] / trial["of_grpo"] - 1 for trial in costs]
             line["extra cost"] = " ".join(f"{share:+.0%}" for share in extra)
-        line["weight"] = mean_of([trial["weight_mean"] for trial in own])
-        line["share"] = mean_of([trial["ess"] for trial in own])
+        line["weight"] = mean_of(own["weight_mean"])
+        line["share"] = mean_of(own["ess"])
         table.append(line)
     return table
 
 
-def mean_of(values: list[float | None]) -> str:
-    """The mean of those that are known; a dash for none."""
-    known = [value for value in values if value is not None]
-    return f"{statistics.mean(known):.2f}" if known else "-"
+def mean_of(values: pd.Series) -> str:
+    """The mean of those that are known, exact where pandas rounds its sum; a dash for none."""
+    known = values.dropna()
+    return f"{statistics.mean(known):.2f}" if len(known) else "-"
 
 
 if __name__ == "__main__":

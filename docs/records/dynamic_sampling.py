@@ -6,9 +6,10 @@ Run: `python -m docs.records.dynamic_sampling`.
 from pathlib import Path
 
 from harness import files
-from studies.compare import differences, with_interval
+from studies.compare import outcomes_of, with_interval
 
 rows = files.read_lines(Path(__file__).parent / "compare.jsonl")
 for method in ("grpo", "shear"):
-    of_seeds = differences(rows, "--steps 20", f"{method}-dynamic", method, "sampled")
-    print(method, with_interval(of_seeds))
+    more = outcomes_of(rows, "--steps 20", f"{method}-dynamic")
+    more -= outcomes_of(rows, "--steps 20", method)
+    print(method, with_interval(more["sampled"]))

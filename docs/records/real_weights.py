@@ -26,9 +26,11 @@ print(*tables.markdown(compare.table_of(rows, cell)), "", sep="\n")
 
 table = []
 seeds = np.arange(2, 10_000)
+of_shear = compare.outcomes_of(rows, cell.flags, "shear")
 for outcome in ("curve", "sampled"):
     for other in ("grpo", "position", "grpo-wrong-.39"):
-        more = compare.differences(rows, cell.flags, "shear", other, outcome)
+        of_other = compare.outcomes_of(rows, cell.flags, other)
+        more = of_shear[outcome] - of_other[outcome]
         halves = stats.t.ppf(0.95, seeds - 1) * more.std(ddof=1) / seeds**0.5
         row = {"": outcome, "shear less": other, "difference": compare.with_interval(more)}
         row["seeds for ± .03"] = str(seeds[halves <= 0.03][0])
