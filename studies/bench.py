@@ -199,23 +199,19 @@ def pot_batch(pairs: Pairs) -> Tensor:
 
 
 def pot_loop(pairs: Pairs) -> Tensor:
-    """`ot.sinkhorn`, pair by pair with our limits; Eq. (10) of its plan.
-
-    It is the solver that `ot.sinkhorn2` calls.
-    """
+    """`ot.solve`, pair by pair with our limits."""
     values = []
     for costs, a, b in zip(pairs.costs, pairs.a, pairs.b, strict=True):
-        plan = ot.sinkhorn(
+        solution = ot.solve(
+            costs,
             a,
             b,
-            costs,
-            EPS,
-            method="sinkhorn_log",
-            numItermax=Settings.max_iters,
-            stopThr=Settings.tol,
+            reg=EPS,
+            reg_type="kl",
+            max_iter=Settings.max_iters,
+            tol=Settings.tol,
         )
-        density = plan / (a[:, None] * b)
-        values.append((plan * costs).sum() + EPS * torch.xlogy(plan, density).sum())
+        values.append(solution.value)
     return torch.stack(values)
 
 
@@ -229,13 +225,8 @@ def exact_loop(pairs: Pairs) -> Tensor:
     """`ot.emd2` pair by pair, on a CPU: W1 itself."""
     values = []
     for a, b, costs in zip(pairs.a, pairs.b, pairs.costs, strict=True):
-        values.append(ot.emd2(in_numpy(a), in_numpy(b), in_numpy(costs)))
-    return torch.tensor(values)
-
-
-def in_numpy(tensor: Tensor) -> np.ndarray:
-    """Its numbers in float64, for a peer on a CPU."""
-    return tensor.double().cpu().numpy()
+        values.append(ot.emd2(a.double(), b.double(), costs.double()))
+    return torch.stack(values)
 
 
 def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs) -> Tensor:
@@ -254,7 +245,7 @@ def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs) -> Tensor:
 PEERS = {
     "every pair, sinkhorn.py": plain_sinkhorn,
     "POT `ot.batch.solve_batch`, 50 iterations": pot_batch,
-    "POT `ot.sinkhorn`, a loop": pot_loop,
+    "POT `ot.solve`, a loop": pot_loop,
     "GeomLoss `SamplesLoss`, tensorized": geomloss_batch,
     "POT `ot.emd2`, a loop, exact": exact_loop,
 }

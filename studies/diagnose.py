@@ -338,11 +338,7 @@ def summary(results: dict) -> list[str]:
             rhos = [numbers[side]["spearman"] for side in ("within_right", "within_wrong")]
             add(f"{name}, right / wrong rollouts: Spearman", *rhos)
         if results["flags"]["task"] == "embedded":
-            legend.append(
-                "Fig. 1(a) is not comparable: responses are all of one length, and continuations "
-                "come from"
-            )
-            legend.append("the policy that sampled, so mean success hardly moves with position.")
+            legend.append("Fig. 1(a) is not comparable: see docs/records/diagnose.md")
         legend.append("-: too few prefixes, or all of them alike")
     lines = tables.with_legend(rows, legend)
     if "methods" in results:

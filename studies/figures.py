@@ -170,21 +170,13 @@ def fig_1b_changes(spans: np.ndarray, path: Path, least: float = 1 / 16) -> dict
     """
     success, distance = changes(spans, least)
     result = correlation(success, distance)
-    sixth = equal_bins(success, 6)
-    places = np.unique(sixth)
     with picture(path, 5.4, 4.2) as (axes,):
         colours = np.where(success < 0, WRONG, RIGHT)
         axes.scatter(success, distance, s=14, color=colours, alpha=0.45, lw=0)
-        mean_success = mean_by(sixth, success, places)
-        mean_distance = mean_by(sixth, distance, places)
-        axes.plot(
-            mean_success, mean_distance, "-o", color=INK, label="mean of a sixth of the events"
-        )
         axes.axhline(0, color=FAINT, lw=0.8, zorder=0)
         axes.axvline(0, color=FAINT, lw=0.8, zorder=0)
         axes.set(xlabel=f"change of {SUCCESS}", ylabel=f"change of {DISTANCE}")
         axes.set_title(f"Fig. 1(b): {result['n']} local changes, {in_words(result)}")
-        axes.legend()
     success, distance = changes(spans, 0.25)
     return result | {"least": least, "at_least_quarter": correlation(success, distance)}
 
@@ -238,8 +230,7 @@ def fig_9_depth(spans: np.ndarray, path: Path, bins: int = 4) -> dict:
     places = np.unique(bin_of)
     quarters = np.arange(4)
     result = []
-    names = []
-    with picture(path, 9.6, 3.8, 2) as (left, right):
+    with picture(path, 5.4, 3.8) as (axes,):
         for place in places:
             own = spans[bin_of == place]
             means = mean_by(equal_bins(own["distance"], 4), own["success"], quarters)
@@ -247,32 +238,17 @@ def fig_9_depth(spans: np.ndarray, path: Path, bins: int = 4) -> dict:
             far_wrong = auc(rows_of("wrong", own)["distance"], rows_of("right", own)["distance"])
             numbers |= {"means": means.tolist(), "auc_distance": far_wrong}
             result.append(numbers | correlations(own))
-            names.append(f"{numbers['from']}-{numbers['to']}")
+            ends = f"{numbers['from']}-{numbers['to']}"
             shade = colormaps["Oranges"]((place + 2) / (len(places) + 1))
-            left.plot(quarters + 1, means, "o-", color=shade, label=f"prefix ends at {names[-1]}")
-        left.set(
+            axes.plot(quarters + 1, means, "o-", color=shade, label=f"prefix ends at {ends}")
+        axes.set(
             xlabel="quarter of distance, near to far",
             ylabel=f"mean {SUCCESS}",
             ylim=(0, 1),
             xticks=quarters + 1,
             title="Fig. 9: at equal depth",
         )
-        rhos = [numbers["spearman"] or 0 for numbers in result]
-        right.bar(places, rhos, color=FAINT, width=0.6, label="all")
-        for side, colour in SIDES.items():
-            rhos = [numbers[f"within_{side}"]["spearman"] for numbers in result]
-            own = np.array(rhos, dtype=float)  # None becomes NaN
-            right.plot(places, own, "o", color=colour, ms=6, label=f"{side} rollouts")
-        right.axhline(0, color=FAINT, lw=0.8)
-        right.set(
-            xticks=places,
-            xticklabels=names,
-            xlabel="prefix ends at token",
-            ylabel="Spearman's rho",
-            title="Distance and continuation success, by depth",
-        )
-        left.legend()
-        right.legend()
+        axes.legend()
     return {"bins": result}
 
 

@@ -23,7 +23,6 @@ Left out: the texts of continuations; only their verdicts are kept.
 
 import dataclasses
 import itertools
-import json
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -50,14 +49,14 @@ from grpo import (
     score,
     stop_ids,
 )
-from harness.files import write_whole
+from harness import files
 from harness.models import fast_rollout
 from harness.prepare import Parts
 from harness.run import credit_context, seed_of
 from rewards import Verdict
 from shear import span_bounds
 from tasks.problems import Task, is_text
-from tasks.rows import BadInput, bad_input_on_error, check_is_file, read_rows
+from tasks.rows import BadInput, bad_input_on_error, read_rows
 
 SPANS = "rollout", "number", "right", "end", "distance", "success"  # columns of `span_table`
 
@@ -100,11 +99,8 @@ def collect(parts: Parts, count: int, continuations: int, out: Path) -> list[Pre
             group = sample_group(parts, problem)
             if group.mixed and continuations:
                 group = continue_prefixes(parts, group, continuations)
-            write_whole(path, json.dumps(dataclasses.asdict(group)) + "\n")
-        try:
-            groups.append(Prefixes(**json.loads(check_is_file(path).read_text())))
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise BadInput(f"--out {out}: {path.name} is damaged ({error}); delete it") from error
+            files.write_whole(path, files.as_json(dataclasses.asdict(group)))
+        groups.append(Prefixes(**files.read_settings(path)))
     return groups
 
 
@@ -228,10 +224,10 @@ def read_solutions(
     with bad_input_on_error(blame, "give JSON lines"):
         table = read_rows(Path(file))
     for number, row in enumerate(table, 1):
-        if not is_text(row.get("problem")) or not is_text(row.get("solution")):
-            raise BadInput(f'{blame}, row {number}: "problem" or "solution" is no text; give both')
-        if row.get("label") not in (0, 1):
-            raise BadInput(f'{blame}, row {number}: "label" is {row.get("label")!r}; give 0 or 1')
+        texts = is_text(row.get("problem")) and is_text(row.get("solution"))
+        if not texts or row.get("label") not in (0, 1):
+            needs = 'needs "problem" and "solution", both text, and "label", 0 or 1'
+            raise BadInput(f"{blame}, row {number}: {needs}; give these")
         by_problem.setdefault(row["problem"], []).append(row)
     groups = []
     for text, rows in by_problem.items():
