@@ -100,13 +100,22 @@ def print_plan(config: TrainConfig, folder: Path, notes: Sequence[str]) -> None:
     """Print what the run will do."""
     print(f"{config.credit.method} on the {config.task} task; everything goes to {folder}/")
     sampling = config.sampling
+    shear = config.shear
     updates = sampling.prompts_per_step // config.optimisation.prompts_per_update
-    size = (
+    lines = [
+        *notes,
         f"{config.optimisation.steps} steps x {sampling.prompts_per_step} prompts x "
         f"{sampling.rollouts_per_prompt} rollouts of up to {sampling.max_tokens} tokens; "
-        f"{updates} update(s) per step"
-    )
-    for line in (*notes, size, "settings: config.json; all metrics: metrics.jsonl"):
+        f"{updates} update(s) per step",
+    ]
+    if has_floor(config.credit):
+        floor = shear.eps * math.log(shear.window)
+        lines.append(
+            f"spans of {shear.window} tokens, eps {shear.eps:g} {shear.eps_unit}: equal spans are "
+            f"up to {floor:.2g} {shear.eps_unit} apart (the floor)"
+        )
+    lines.append("settings: config.json; all metrics: metrics.jsonl")
+    for line in lines:
         print(wrap(line), flush=True)
 
 
@@ -122,7 +131,7 @@ def floor_note(metrics: dict, config: TrainConfig) -> str:
     Where nearly all weights are alike, it also says what to lower.
     """
     floor = metrics["eps_over_nbar"] * math.log(config.shear.window)
-    note = f"nbar {metrics['nbar']:.3g}: equal spans are up to {floor:.2f} of it apart (the floor)"
+    note = f"nbar {metrics['nbar']:.3g}: the floor is {floor:.2f} of it"
     if config.credit.rescale == "none" and floor > ALIKE * metrics["weight_mean"]:
         note += "; nearly all tokens weigh alike: lower --eps, or --window"
     return note
@@ -350,7 +359,7 @@ def show_progress(model: PreTrainedModel, most: int, main: bool) -> Iterator[Non
         tokens += len(output["logits"])  # one of each rollout
         if main and time.perf_counter() - last >= SILENCE:
             last = time.perf_counter()
-            print(f"  evaluating: {tokens:,} of at most {most:,} tokens", flush=True)
+            tqdm.write(f"  evaluating: {tokens:,} of at most {most:,} tokens")
 
     hook = model.register_forward_hook(count)
     yield

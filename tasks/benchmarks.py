@@ -212,6 +212,7 @@ BENCHMARKS = {benchmark.name: benchmark for benchmark in SETS}
 SUITES: dict[str, list[str]] = {"math": [], "code": [], "embedded": []}
 for benchmark in SETS:
     SUITES[benchmark.kind].append(benchmark.name)
+ID_COLUMNS = ("task_id", "question_id", "unique_id", "id")  # what sets name a problem by
 
 
 def load_sets(
@@ -275,7 +276,8 @@ def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -
             except KeyError as error:
                 raise lacks(row, f'"{error.args[0]}"') from None
         if problem:
-            problems.append({"id": str(count)} | problem)
+            ids = [str(row[column]) for column in ID_COLUMNS if column in row]
+            problems.append({"id": " ".join([str(count), *ids])} | problem)
     if not problems:
         raise BadInput(f"{blame}: none of {count} rows is a problem of it; give the file of {repo}")
     notes = []

@@ -25,8 +25,9 @@ may be
     `rewards.py`);
   - MATH's: "answer" may be "gt_answer", "ground_truth_answer", or the last box of "solution";
   - Eurus's: "prompt" (messages) and "reward_model" {"ground_truth"}.
-Rows of a "level" outside 3 to 5 (math), or of another task's "ability", are left out. Rows that
-cannot be used are dropped, and a warning counts them and names the first.
+Rows of a "level" outside 3 to 5 (math), or of another task's "ability", are left out. A row that
+cannot be used is an error that names it; in published sets, which have "gt_answer" or
+"reward_model", it is dropped, and a warning counts these rows and names the first.
 
 **Templates** put an instruction on the form of the answer beside the problem (`choose_template`).
 chat is the tokenizer's own template, with it below the problem; qwen-math, of Qwen2.5-Math's own
@@ -40,6 +41,9 @@ import json
 import math
 import random
 import re
+import textwrap
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -48,7 +52,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grading import sandbox
-from grpo import Rollouts
+from grpo import Rollouts, decode
 from rewards import Verdict, grade_all, grade_code, grade_math, last_box, style_of
 from tasks.lessons import FirstError
 from tasks.rows import (
@@ -73,8 +77,9 @@ HUB = {
     "math": ("hkust-nlp/SimpleRL-Zoo-Data", "simplelr_qwen_level3to5/train.parquet", 8_523),
     "code": ("PRIME-RL/Eurus-2-RL-Data", "train.parquet", 25_276),
 }
+PUBLISHED = {"gt_answer", "reward_model"}  # columns of sets from the hub
 FILTERS = {"math": "of levels 3 to 5, or of none", "code": 'of ability "code", or of none'}
-BYTES = 256  # a tokenizer with fewer tokens, as the embedded task's, would drop most letters
+LOST = 0.1  # share of a prompt's characters that a tokenizer must not lose
 ROUND = 2**20  # steps, which no run takes
 LEVELS = re.compile(r"\D*[345](\.0)?")  # 4, "4", "Level 4"; not "Level ?"
 
@@ -204,11 +209,6 @@ def empty_task(
     if kind == "code":
         check_sandbox(grading.sandbox)
     template = choose_template(settings.template, model_name, tokenizer)
-    if len(tokenizer) < BYTES:
-        raise BadInput(
-            f"--model: the model's tokenizer cannot write all letters, it has {len(tokenizer)} "
-            "tokens; give another"
-        )
     grade = grader(kind, grading.grade_timeout, grading.sandbox)
     return text_task(kind, template, tokenizer, grade), f"template {template}"
 
@@ -234,6 +234,22 @@ def text_task(
     return Task(kind, [], [], prompt, grade, REFERENCES[kind])
 
 
+def check_readable(prompt: str, decoded: str) -> None:
+    """Raise BadInput for a prompt that lost a tenth of its characters, encoded and `decoded`."""
+    written = characters_of(prompt)
+    lost = (written - characters_of(decoded)).total()
+    if lost >= LOST * written.total():
+        raise BadInput(
+            f"--model: the model's tokenizer loses {lost} of the {written.total()} characters of "
+            f"{textwrap.shorten(prompt, 40, placeholder=' ...')!r}; give another"
+        )
+
+
+def characters_of(text: str) -> Counter[str]:
+    """How often each character occurs; tokenizers may normalise letters and change spaces."""
+    return Counter("".join(unicodedata.normalize("NFKC", text).split()))
+
+
 def split(
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
@@ -253,6 +269,8 @@ def split(
     longest = [task.informed(problem) for problem in problems] if told else problems
     prompts = [task.prompt(problem) for problem in longest]
     encoded = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    for prompt, ids in zip(prompts, encoded, strict=True):
+        check_readable(prompt, decode(tokenizer, ids))
     lengths = map(len, encoded)
     fitting = [
         p for p, length in zip(problems, lengths, strict=True) if length <= max_prompt_tokens
@@ -351,7 +369,9 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
             try:
                 problems.append(as_problem(row, kind))
             except (ValueError, TypeError, RecursionError) as error:
-                dropped.append(f"row {count} {error}")
+                if data and not PUBLISHED & row.keys():
+                    raise BadInput(f"{blame}, row {count}: {error}") from error
+                dropped.append(f"row {count}: {error}")
     wanted = len(problems) + len(dropped)
     source = data or f"{repo} (hub)"
     notes = [f"data {source}: {wanted:,} of {count:,} rows {FILTERS[kind]}"]

@@ -136,10 +136,15 @@ def _csv_rows(path: Path) -> list[dict]:
     """
     csv.field_size_limit(2**31 - 1)
     rows = []
-    start = 2  # the line where a row starts; a quoted cell may span several
+    start = 1  # the line where a row starts; a quoted cell may span several
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, strict=True)
         try:
+            names = reader.fieldnames or []
+            for name in filter(None, names):
+                if names.count(name) > 1:
+                    raise ValueError(f"line 1: two columns are named {name}")
+            start = reader.line_num + 1
             for row in reader:
                 if None in row:
                     raise csv.Error("more cells than the header has")
@@ -152,7 +157,10 @@ def _csv_rows(path: Path) -> list[dict]:
 
 
 def _folder_rows(folder: Path) -> Iterable[dict]:
-    """The rows of a folder that `datasets` saved, or else of the files in it."""
+    """The rows of a folder that `datasets` saved, or else of the files in it.
+
+    Raises ValueError for a file that belongs to no split.
+    """
     import datasets  # imported late: slow, and the embedded task does without
 
     datasets.disable_progress_bars()
@@ -160,9 +168,12 @@ def _folder_rows(folder: Path) -> Iterable[dict]:
         saved = datasets.load_from_disk(str(folder))
         return _training(saved) if isinstance(saved, datasets.DatasetDict) else saved
     # The names of the files tell which belong to which split.
-    patterns = datasets.data_files.get_data_patterns(str(folder))
+    patterns = {"all": ["**"]} | datasets.data_files.get_data_patterns(str(folder))
     extensions = [".parquet", ".csv", ".json", ".jsonl"]
     splits = datasets.data_files.DataFilesDict.from_patterns(patterns, str(folder), extensions)
+    unread = set(splits.pop("all")).difference(*splits.values())
+    if unread:
+        raise ValueError(f"{Path(min(unread)).name} belongs to no split; rename or remove it")
     tables = []
     for path in map(Path, _training(splits)):
         try:

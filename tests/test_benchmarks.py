@@ -207,7 +207,7 @@ def test_a_row_of_the_published_layout_becomes_a_problem(name, load):
     loaded = load(name, [case["row"]])
     (problem,) = loaded.problems
     assert problem.get("tests", problem.get("answer")) == case["reference"]
-    assert problem["problem"].startswith(case["problem"]) and problem["id"] == "1"
+    assert problem["problem"].startswith(case["problem"]) and problem["id"] == case["id"]
     counts = " or ".join(map(str, BENCHMARKS[name].counts))
     assert f"1 rows, {counts} expected" in loaded.notes[0]
     assert loaded.revision.startswith("sha256:")
@@ -283,7 +283,7 @@ def test_livecodebench_calls_and_window(load):
     first, last = loaded.problems
     tests = {"fn_name": "add", "inputs": [[[1, 2], 3]] * 2, "outputs": [[4, 5]] * 2}
     assert first["tests"] == tests and "class Solution:" in first["problem"]
-    assert (first["id"], last["id"]) == ("2", "3")
+    assert (first["id"], last["id"]) == ("2 abc1", "3 abc1")
     assert describe_set(loaded, Protocol())["window"] == "2025-02-01 to 2025-05-31"
 
 

@@ -157,7 +157,7 @@ def test_a_start_of_another_task_is_refused(tmp_path, in_this_process, assert_re
     """No trial of it is added."""
     path, start = tmp_path / "new" / "rows.jsonl", saved(tmp_path / "start", tiny[0])
     flags = words_of("--task words --methods grpo --heldout 64 --model", start, "--rows", path)
-    message = "--model: the model's tokenizer cannot write"
+    message = "--model: the model's tokenizer loses"
     assert_refused(compare.main, flags, message)
     assert not path.exists()
 

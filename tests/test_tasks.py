@@ -25,6 +25,7 @@ from tasks.problems import (
     HUB,
     INSTRUCTIONS,
     Task,
+    check_readable,
     choose_template,
     digest_of,
     load_problems,
@@ -143,6 +144,16 @@ def test_sets_that_are_large_enough_change_no_size(qwen, tmp_path):
     assert sizes_of(config) == (64, 512, sizes_of(PAPER)[2], 3000)
     with pytest.raises(BadInput, match="not more than --heldout 800"):
         made_task(qwen, tmp_path, [], 512, "--heldout 800")
+
+
+@pytest.mark.parametrize(
+    "prompt, decoded, is_lost",
+    [("x" * 9 + "é", "x" * 9, True), ("x" * 10 + "é", "x" * 10, False), ("ﬁn al", " final", False)],
+)
+def test_a_prompt_that_loses_a_tenth_of_its_characters_is_refused(prompt, decoded, is_lost):
+    """Spaces, and other forms of a letter, are not lost."""
+    with pytest.raises(BadInput, match="loses 1 of the 10") if is_lost else nullcontext():
+        check_readable(prompt, decoded)
 
 
 # ---- templates -----------------------------------------------------------------------------------
@@ -282,8 +293,8 @@ def test_own_tests_survive_a_table(tmp_path):
     for path in tmp_path.iterdir():
         assert load_problems("code", str(path))[0] == rows[:2]
     Dataset.from_list(rows).to_parquet(tmp_path / "y.parquet")
-    problems, notes = load_problems("code", str(tmp_path / "y.parquet"))
-    assert problems == rows[:2] and "row 3 tests need inputs" in notes[1]
+    with pytest.raises(BadInput, match="row 3: tests need inputs"):
+        load_problems("code", str(tmp_path / "y.parquet"))
 
 
 @pytest.mark.parametrize(
@@ -299,34 +310,37 @@ def test_tests_that_decide_nothing_are_refused(tests, message, tmp_path):
     """A program must not pass because there was nothing to fail."""
     path = tmp_path / "bad.jsonl"
     path.write_text(f'{{"problem": "a", "tests": {tests}}}\n')
-    with pytest.raises(BadInput, match=f"row 1 tests {message}"):
+    with pytest.raises(BadInput, match=f"row 1: tests {message}"):
         load_problems("code", str(path))
 
 
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("x.json", '[3]', 'row 1 needs "problem" or "question"'),
-        ("x.json", '[{"problem": "<|im_start|>user", "answer": "1"}]', "row 1 holds a template"),
-        ("x.json", '[{"problem": "a", "answer": true}]', 'row 1 needs "answer".*: problem, answer'),
-        ("x.json", '[{"problem": "a", "solution": "none"}]', r"row 1 .*solution\" with a \\boxed"),
+        ("x.json", '[3]', 'row 1: needs "problem" or "question"'),
+        ("x.json", '[{"problem": "<|im_start|>user", "answer": "1"}]', "row 1: holds a template"),
+        ("x.json", '[{"problem": "a", "answer": "1"}, {"problem": "a", "answer": true}]', 'row 2: needs "answer".*: problem, answer'),
+        ("x.json", '[{"problem": "a", "solution": "none"}]', r"row 1: .*solution\" with a \\boxed"),
         ("x.json", '[{"problem": "a", "answer": "1", "level": 2}]', "no problem is left .*0 of 1 rows of levels"),
-        ("x.json", '[{"question": "a", "gt_answer": ""}]', "1 rows cannot be used .the first: row 1 needs"),
+        ("x.json", '[{"question": "a", "gt_answer": ""}]', "1 rows cannot be used .the first: row 1: needs"),
         ("x.json", "[]", "no problem is left .*0 of 0 rows"),
         ("x.json", "[" * 100_000, "cannot be read .* give JSON lines"),
-        ("x.jsonl", "[1]", 'row 1 needs "problem" or "question"'),
-        ("x.jsonl", "1", 'row 1 needs "problem" .*found: no keys'),
+        ("x.jsonl", "[1]", 'row 1: needs "problem" or "question"'),
+        ("x.jsonl", "1", 'row 1: needs "problem" .*found: no keys'),
         ("x.jsonl", '{"problem": "a", "answer": "1"}\n{"problem": \n', "line 2: not JSON"),
         ("x.jsonl", '{"a":' * 100_000, "line 1: not JSON"),
-        ("x.jsonl", '{"problem": "\\ud800", "answer": "1"}', 'row 1 needs "problem"'),
-        ("x.jsonl", '{"problem": "a", "answer": " "}', 'row 1 needs "answer"'),
+        ("x.jsonl", '{"problem": "\\ud800", "answer": "1"}', 'row 1: needs "problem"'),
+        ("x.jsonl", '{"problem": "a", "answer": " "}', 'row 1: needs "answer"'),
         ("x.jsonl", "\n\n", "no problem is left .*0 of 0 rows"),
         ("x.csv", "\xff", "cannot be read .*utf-8"),
+        ("x.csv", "problem,answer,answer\n1,1,2\n", "line 1: two columns are named answer.;"),
+        ("x.csv", '"problem,answer\n1,1\n', "line 1: unexpected end of data"),
         ("x.csv", 'problem,answer\n"1\n1",2\n20, 0+1?,21\n', "line 4: more cells than the header"),
         ("x.csv", 'problem,answer\n1,1\n"2,2\n3,3\n', "line 3: .* end of data; put quotes"),
         ("x.csv", 'problem,answer\n"2,2\n"3",3\n', "line 2: ',' expected after"),
         ("x.parquet", "junk", "cannot be read .*Parquet file size is 4 bytes"),
         ("cut/train.jsonl", '{"problem": "a"}\n{"problem": ', "read .train.jsonl, line 2: not JSON"),
+        ("extra/train.csv", "problem,answer\n1,1\n", "extra.jsonl belongs to no split; rename"),
         ("text/x.txt", "", "no problem is left .*0 of 0 rows"),
         ("none", None, "cannot be read .*No such file"),
         ("empty/", None, "cannot be read .*any data files"),
@@ -339,6 +353,8 @@ def test_bad_tables_are_one_sentence(name, content, message, tmp_path, capfd):
     path = tmp_path / name.split("/")[0]
     if "/" in name:
         path.mkdir()
+    if name.startswith("extra"):
+        (path / "extra.jsonl").touch()
     if content is not None:
         (tmp_path / name).write_bytes(content.encode("latin-1"))
     with pytest.raises(BadInput, match=message) as error:
@@ -396,7 +412,7 @@ def test_math_comes_from_the_hub(fake_hub):
     assert problems == [{"problem": row["question"], "answer": row["gt_answer"]} for row in ZOO]
     counts, dropped = notes
     assert counts.startswith(f"data {name} (hub): 8,523 of 8,523 rows of levels 3 to 5")
-    assert dropped.startswith("WARNING: 1 rows cannot be used (the first: row 8523 needs")
+    assert dropped.startswith("WARNING: 1 rows cannot be used (the first: row 8523: needs")
     fake_hub.rows = [{"question": "a", "level": 1}]
     with pytest.raises(BadInput, match=f"--task math without --data: {name}: no problem is left"):
         load_problems("math", None)
@@ -418,7 +434,7 @@ def test_code_comes_from_the_hub(fake_hub):
     assert problems == [{"problem": "Do it.", "tests": calls}]
     assert '7 of 8 rows of ability "code"' in counts
     assert few.startswith("WARNING: 7 problems") and "25,276 expected" in few
-    assert dropped.startswith("WARNING: 6 rows cannot be used (the first: row 2 ")
+    assert dropped.startswith("WARNING: 6 rows cannot be used (the first: row 2: ")
 
 
 @pytest.mark.parametrize(
