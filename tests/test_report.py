@@ -195,7 +195,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
 
 
 def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys):
-    """Of the main rank; it tears no bar of sampling."""
+    """Only the main rank prints it, and it tears no bar of sampling."""
     monkeypatch.setattr(report, "SILENCE", 0)
     model = torch.nn.Identity()
     rollouts = CausalLMOutput(logits=torch.zeros(3, 1, 2))
