@@ -235,6 +235,11 @@ def show(folder: Path, config: EvalConfig) -> None:
     data = settings["data"]
     generations: dict[str, dict[str, list[dict]]] = {}  # model -> benchmark -> rows
     for row in files.read_lines(folder / "generations.jsonl", apart=files.SAMPLE):
+        if row["model"] not in settings["models"] or row["benchmark"] not in data:
+            raise BadInput(
+                f"--from {folder}: settings.json has no {row['model']} on {row['benchmark']}, "
+                "which generations.jsonl has; restore them"
+            )
         generations.setdefault(row["model"], {}).setdefault(row["benchmark"], []).append(row)
     if not generations:
         raise BadInput(f"--from {folder}: holds no generations yet; give another")

@@ -110,11 +110,12 @@ def test_other_settings_do_not_mix_with_what_is_there(tmp_path, assert_refused):
     assert_refused(command.main, asked, f"models: {model} is {{'origin'")
 
 
-def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
+def test_responses_from_elsewhere_are_graded(tmp_path, capsys, assert_refused):
     """The responses of a file are graded: right, wrong, cut off, and a program.
 
     Problem means are 1/2, 0 and 1, so 1/2 ± 0.289. Grading the same file again changes nothing.
-    Another model is right where this one is right half of the time; k is a seed's.
+    Another model is right where this one is right half of the time; k is a seed's. Generations
+    of a model that the settings lack are refused.
     """
     out = tmp_path / "out"
     for _ in range(2):
@@ -127,6 +128,8 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys):
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     printed = capsys.readouterr().out
     assert "50.0 ± 28.9" in printed and "\x1b" not in printed and "1 samples are missing" in printed
+    files.write_json(out / "settings.json", results | {"models": {}})
+    assert_refused(command.main, ["--from", out], "settings.json has no replay on replay")
 
 
 def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsys, assert_refused):
