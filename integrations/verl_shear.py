@@ -15,8 +15,9 @@ module by the entry-point group `verl.plugins`. Two of its classes are extended,
 A rollout is right if its reward, or the field `verdict` of what the reward function returned, is
 above 0.5. States are in the training dtype, after the final norm.
 
-Refused: another estimator than GRPO, `bypass_mode`, `geo_mean`, steps without all rollouts of each
-prompt, or whose prompts the ranks do not divide. verl itself knows no such engine for Megatron.
+Refused: another estimator than GRPO, `bypass_mode`, `geo_mean`, models without a
+`base_model_prefix`, batches that ranks and mini-batches do not divide, steps without all rollouts
+of each prompt. verl itself knows no such engine for Megatron.
 """
 
 from collections import Counter
@@ -69,7 +70,13 @@ class ShearEngine(FSDPEngineWithLMHead):
 
     def _build_module(self) -> torch.nn.Module:
         self.model_config.model_type = "language_model"  # verl builds this and value models alone
-        return super()._build_module()
+        module = super()._build_module()
+        if module.base_model is module:  # its output has logits, and no states
+            raise ValueError(
+                f"actor_rollout_ref.model.path: the base_model_prefix of {type(module).__name__} "
+                "names no part of it, so SHEAR finds no states; set that in the model's code"
+            )
+        return module
 
     def infer_batch(self, data: TensorDict, loss_function: Callable | None = None) -> dict:
         """verl's pass, with the weights on request.
@@ -282,4 +289,17 @@ def refuse(config: DictConfig) -> None:
         raise ValueError(
             "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean averages a rollout's "
             "advantages and discards their credit; give vanilla"
+        )
+    batch = config.data.train_batch_size
+    mini_batch = actor.ppo_mini_batch_size
+    n = config.actor_rollout_ref.rollout.n
+    split = max(
+        actor.ulysses_sequence_parallel_size, actor.fsdp_config.ulysses_sequence_parallel_size
+    )
+    ranks = config.trainer.nnodes * config.trainer.n_gpus_per_node // split
+    if batch % ranks or batch % mini_batch or mini_batch * n % ranks:
+        raise ValueError(
+            f"data.train_batch_size={batch} must be a multiple of the {ranks} data-parallel ranks "
+            f"and of actor_rollout_ref.actor.ppo_mini_batch_size={mini_batch}, and that times "
+            f"actor_rollout_ref.rollout.n={n} a multiple of the ranks"
         )

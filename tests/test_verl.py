@@ -33,6 +33,7 @@ from tensordict import TensorDict
 from tensordict.tensorclass import NonTensorStack
 from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
+from transformers import Qwen2PreTrainedModel
 from verl.trainer.config import CheckpointConfig
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
@@ -41,6 +42,7 @@ from verl.workers.engine import EngineRegistry
 
 from fast.race import race
 from grpo import group_advantages
+from integrations import verl_shear
 from integrations.verl_shear import MODEL_TYPE, ShearTrainer, nested
 from shear import shear_weights
 from tasks import toy
@@ -239,6 +241,9 @@ def make_config(*overrides: str):
             "actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean",
             "geo_mean averages a rollout's advantages",
         ),
+        ("data.train_batch_size=260", "=260 must be a multiple of the 8 data-parallel ranks"),
+        ("data.train_batch_size=264", "and of actor_rollout_ref.actor.ppo_mini_batch_size=256"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=2", r"rollout\.n=1 a multiple of the ranks"),
         ("+trainer.v1.shear.stride=101", "stride must be between 1 and the window"),
         ("+trainer.v1.shear.windw=50", "windw"),
     ],
@@ -247,6 +252,22 @@ def test_what_would_lose_credit_is_refused(override, message):
     """In one sentence, before anything is loaded."""
     with pytest.raises((ValueError, ConfigKeyError), match=message):
         ShearTrainer(make_config(override))
+
+
+def test_ranks_are_counted_without_sequence_parallelism():
+    """8 GPUs of 2 a rollout are 4 ranks: a batch of 260 prompts passes, in one mini-batch."""
+    split = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"
+    sizes = "data.train_batch_size=260", "actor_rollout_ref.actor.ppo_mini_batch_size=260"
+    verl_shear.refuse(make_config(split, *sizes))
+    with pytest.raises(ValueError, match="8 data-parallel ranks"):
+        verl_shear.refuse(make_config(*sizes))
+
+
+def test_a_model_without_a_base_model_is_refused(alone, monkeypatch):
+    """While it is loaded: its output has logits alone, whose distances are no states'."""
+    monkeypatch.setattr(Qwen2PreTrainedModel, "base_model_prefix", "")
+    with pytest.raises(ValueError, match="base_model_prefix of Qwen2ForCausalLM names no part"):
+        make_engine(packed=True)
 
 
 TRAINER = """
