@@ -11,9 +11,9 @@ tokens s to e that is
 where V(t) is the policy's chance of a right answer after the first t tokens. V after the last token
 is the rollout's own verdict. Any other V is estimated by p, the mean verdict of K fresh
 continuations, with the same temperature and limit of the whole response, so a_hat = a + noise.
-p (1 - p) / (K - 1) is an unbiased estimate of p's variance, and a line's noise variance the sum
-over its two ends. A line's credit c is the mean token advantage of its tokens. Over all lines of
-the groups with right and wrong rollouts,
+The verdicts' sample variance over K, p (1 - p) / (K - 1), is an unbiased estimate of p's variance,
+and a line's noise variance the sum over its two ends. A line's credit c is the mean token advantage
+of its tokens. Over all lines of the groups with right and wrong rollouts,
 
     r = corr(c, a_hat)     reliability = (var(a_hat) - mean noise variance) / var(a_hat)
     corrected = r / sqrt(reliability)
@@ -35,6 +35,7 @@ has (`lora.save_merged` merges it).
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -123,8 +124,7 @@ def value_of(scores: list[float | None]) -> tuple[float, float]:
     graded = [score for score in scores if score is not None]
     if len(graded) < 2:
         return math.nan, math.nan
-    p = sum(graded) / len(graded)
-    return p, p * (1 - p) / (len(graded) - 1)
+    return statistics.mean(graded), statistics.variance(graded) / len(graded)
 
 
 def line_stats(group: Prefixes, advantages: Tensor, weights: dict[str, Tensor]) -> list[dict]:
@@ -149,12 +149,14 @@ def line_stats(group: Prefixes, advantages: Tensor, weights: dict[str, Tensor]) 
 
 def agreement(lines: list[dict], method: str) -> dict[str, float | None]:
     """r, reliability and corrected r of a method's credit; None for what is not finite."""
+    if len(lines) < 2:
+        return dict.fromkeys(("r", "corrected", "reliability"))
     advantage = np.array([line["advantage"] for line in lines])  # (n,)
     noise = np.array([line["noise"] for line in lines])  # (n,)
     credit = np.array([line["credit"][method] for line in lines])  # (n,)
     with np.errstate(divide="ignore", invalid="ignore"):
-        r = np.corrcoef(credit, advantage)[0, 1] if len(lines) > 1 else np.nan
-        reliability = 1 - noise.mean() / advantage.var() if len(lines) > 1 else np.nan
+        r = np.corrcoef(credit, advantage)[0, 1]
+        reliability = 1 - noise.mean() / advantage.var()
         values = {"r": r, "corrected": r / np.sqrt(reliability), "reliability": reliability}
     return {name: float(value) if np.isfinite(value) else None for name, value in values.items()}
 

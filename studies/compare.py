@@ -204,7 +204,7 @@ def main(argv: list[str] | None = None) -> None:
     refuse_flags(config, OURS, "the trials set it")
     config = resolve(config)
     arms = []
-    for arm in flags.methods or ARMS:
+    for arm in dict.fromkeys(["grpo", *(flags.methods or ARMS)]):  # all are compared with grpo
         try:
             settings_of_trial(arm, others)
             arms.append(arm)
@@ -216,8 +216,6 @@ def main(argv: list[str] | None = None) -> None:
     if len(set(flags.seeds)) < 2 or set(flags.seeds) & set(tuning):
         given = " ".join(map(str, flags.seeds))
         raise BadInput(f"--seeds {given}: give two or more, and none of --tuning-seeds")
-    if "grpo" not in cell.arms:
-        raise BadInput(f"--methods {' '.join(cell.arms)}: all are compared with grpo; add it")
     stages = {"tune": tuning, "confirm": sorted(set(flags.seeds))}
     if "model" in TASKS[config.task].has:
         stages |= {"cost": tuning[:1], "advantages": tuning}

@@ -313,7 +313,7 @@ def summary(results: dict) -> list[str]:
         local = results["fig_1b"]
         bins = results["fig_9"]["bins"]
         p = "-" if local["p"] is None else f"{local['p']:.0e}"
-        aucs = [auc for auc in results["fig_3"]["auc"] if auc is not None] or [None]
+        aucs = results["fig_3"]["auc"]
         add(
             "Fig. 1(a) success and distance by position: Spearman",
             results["fig_1a"]["spearman"],

@@ -115,7 +115,7 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     monkeypatch.setattr(compare, "sample_and_grade", sample_and_grade)
     monkeypatch.setattr(train, "evaluate", lambda *run: steps.append(run[1]) or evaluate(*run))
     path = tmp_path / "rows.jsonl"
-    command = words_of(SMALL, "--methods grpo arca-lora --seeds 1 2 --tuning-seeds 7 --rows", path)
+    command = words_of(SMALL, "--methods arca-lora --seeds 1 2 --tuning-seeds 7 --rows", path)
     run_well(compare, *command)
     printed, rows = capsys.readouterr().out, files.read_lines(path)
     assert Counter(row["stage"] for row in rows) == dict(tune=2, confirm=4, cost=2, advantages=1)
