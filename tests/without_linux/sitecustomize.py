@@ -1,5 +1,7 @@
-"""Takes Linux away from every Python that has this folder on its PYTHONPATH: the platform's name,
-the kernel's files, and the calls and the limit of memory that other systems lack.
+"""Takes Linux away from every Python that has this folder on its PYTHONPATH.
+
+Gone are the platform's name, the kernel's files, and the calls and the limit of memory that other
+systems lack.
 """
 
 import errno
