@@ -198,20 +198,20 @@ def against_truth(
             "credit against the truth: no rollout has tokens before and after its first error"
         )
         return {}
-    runs = []
+    shear = context.shear
+    of_methods = {}
     for name in methods:
-        credit = Credit(name, tuple(options) if name == "shear" else ())
-        runs.append(("methods", name, credit, context.shear))
-    for name, (credit, shear) in changes_of(context.shear, options).items():
-        runs.append(("settings", name, credit, shear))
+        of_methods[name] = Credit(name, tuple(options) if name == "shear" else ()), shear
     sizes = torch.tensor([len(batch.rewards) for batch in batches])
     group = torch.arange(len(batches)).repeat_interleave(sizes)  # (B,)
     results: dict[str, dict[str, dict]] = {"methods": {}, "settings": {}}
-    for part, name, credit, shear in tqdm(runs, "methods and settings", leave=False, disable=None):
-        changed = replace(context, shear=shear)
-        of_batches = [weights_of(batch, changed, credit) for batch in batches]
-        weights = cat_padded(of_batches)  # (B, T)
-        results[part][name] = measure_place(weights, mask, errors, group, window)
+    parts = {"methods": of_methods, "settings": changes_of(shear, options)}
+    for part, runs in parts.items():
+        for name, (credit, changed) in tqdm(runs.items(), part, leave=False, disable=None):
+            own = replace(context, shear=changed)
+            of_batches = [weights_of(batch, own, credit) for batch in batches]
+            weights = cat_padded(of_batches)  # (B, T)
+            results[part][name] = measure_place(weights, mask, errors, group, window)
     for name, of_batches in signals.items():
         results["settings"][name] = measure_place(
             cat_padded(of_batches), mask, errors, group, window
@@ -268,7 +268,7 @@ def half_width(estimates: np.ndarray) -> float | None:
     n = len(without)
     if n < 2 or np.isnan(without).any():
         return None
-    error = math.sqrt((n - 1) / n * np.square(without - without.mean()).sum())  # jackknife's
+    error = (n - 1) * stats.sem(without)  # jackknife's
     return float(stats.t.ppf(0.95, n - 1) * error)
 
 

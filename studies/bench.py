@@ -198,35 +198,27 @@ def pot_batch(pairs: Pairs) -> Tensor:
     ).value
 
 
-def pot_loop(pairs: Pairs) -> Tensor:
-    """`ot.solve`, pair by pair with our limits."""
-    values = []
-    for costs, a, b in zip(pairs.costs, pairs.a, pairs.b, strict=True):
-        solution = ot.solve(
-            costs,
-            a,
-            b,
-            reg=EPS,
-            reg_type="kl",
-            max_iter=Settings.max_iters,
-            tol=Settings.tol,
-        )
-        values.append(solution.value)
-    return torch.stack(values)
+def one_by_one(solve: Callable[[Tensor, Tensor, Tensor], Tensor], pairs: Pairs) -> Tensor:
+    """Each pair by a solver of one pair."""
+    return torch.stack(list(map(solve, pairs.costs, pairs.a, pairs.b)))
+
+
+def pot_solve(costs: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """`ot.solve` with our limits."""
+    return ot.solve(
+        costs, a, b, reg=EPS, reg_type="kl", max_iter=Settings.max_iters, tol=Settings.tol
+    ).value
+
+
+def exact(costs: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """`ot.emd2`, on a CPU: W1 itself."""
+    return ot.emd2(a.double(), b.double(), costs.double())
 
 
 def geomloss_batch(pairs: Pairs) -> Tensor:
     """GeomLoss, annealed to the same eps. It computes the costs itself."""
     loss = geomloss.SamplesLoss("sinkhorn", p=1, blur=EPS, debias=False, backend="tensorized")
     return loss(pairs.a, pairs.x, pairs.b, pairs.y)
-
-
-def exact_loop(pairs: Pairs) -> Tensor:
-    """`ot.emd2` pair by pair, on a CPU: W1 itself."""
-    values = []
-    for a, b, costs in zip(pairs.a, pairs.b, pairs.costs, strict=True):
-        values.append(ot.emd2(a.double(), b.double(), costs.double()))
-    return torch.stack(values)
 
 
 def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs) -> Tensor:
@@ -242,12 +234,12 @@ def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs) -> Tensor:
     return torch.cat(values)
 
 
-PEERS = {
+PEERS: dict[str, Callable[[Pairs], Tensor]] = {
     "every pair, sinkhorn.py": plain_sinkhorn,
     "POT `ot.batch.solve_batch`, 50 iterations": pot_batch,
-    "POT `ot.solve`, a loop": pot_loop,
+    "POT `ot.solve`, a loop": partial(one_by_one, pot_solve),
     "GeomLoss `SamplesLoss`, tensorized": geomloss_batch,
-    "POT `ot.emd2`, a loop, exact": exact_loop,
+    "POT `ot.emd2`, a loop, exact": partial(one_by_one, exact),
 }
 
 
