@@ -41,6 +41,7 @@ from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy import stats
 from torch import Tensor
@@ -279,16 +280,14 @@ def half_risen(curve: list[float | None], window: int) -> int | None:
     rise is from the largest weight where no span reaches the wrong step's end, at offsets up to -w,
     to the largest in the w tokens after it; None where the curve lacks these, or does not rise.
     """
-    values = np.array(curve, dtype=float)  # None becomes NaN
-    offsets = np.arange(len(values)) - len(values) // 2
-    known = ~np.isnan(values)
-    before = values[known & (offsets <= -window)]
-    after = values[known & (offsets > 0) & (offsets <= window)]
-    if not len(before) or not len(after) or before.max() >= after.max():
+    radius = len(curve) // 2
+    values = pd.Series(curve, range(-radius, radius + 1), dtype=float)  # None becomes NaN
+    before = values.loc[:-window].max()
+    after = values.loc[1:window].max()
+    if not before < after:  # nor where one of them is NaN
         return None
-    half = (before.max() + after.max()) / 2
-    risen = offsets[(offsets > -window) & (values >= half)]
-    return int(risen.min())
+    risen = values.loc[1 - window :] >= (before + after) / 2
+    return int(risen.idxmax())
 
 
 def changes_of(shear: Shear, options: Sequence[str]) -> dict[str, tuple[Credit, Shear]]:

@@ -74,6 +74,7 @@ if __name__ == "__main__":
     parse_study(Diagnose)  # --help and mistakes end here: the imports below take seconds
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -167,11 +168,7 @@ def diagnose(flags: Diagnose, config: TrainConfig) -> None:
         raise BadInput(f"--groups {flags.groups}: {none_mixed}")
     length = statistics.median(len(ids) for group in groups for ids in group.responses)
     print(report.span_note(length, config.shear), flush=True)
-    accuracies = []
-    for group in groups:
-        graded = [score for score in group.scores if score is not None]
-        if graded:
-            accuracies.append(np.mean(graded))
+    accuracies = pd.DataFrame([group.scores for group in groups], dtype=float).mean(axis=1)
     left_out: list[str] = []
     results: dict = {
         "flags": decided,
@@ -179,7 +176,7 @@ def diagnose(flags: Diagnose, config: TrainConfig) -> None:
         "groups": len(groups),
         "mixed_groups": len(mixed),
         "left_out": left_out,
-        "fig_10": figures.fig_10_accuracies(np.array(accuracies), out / "fig_10.png"),
+        "fig_10": figures.fig_10_accuracies(accuracies.dropna().to_numpy(), out / "fig_10.png"),
     }
     context = context_at_start(parts)
     read = read_all(mixed, flags.layers, context, config.credit.method_option)

@@ -26,7 +26,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from matplotlib import colormaps, rcParams
+import pandas as pd
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import rankdata, spearmanr
@@ -107,12 +108,7 @@ def equal_bins(values: np.ndarray, count: int) -> np.ndarray:
 
 def mean_by(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Mean (k,) of the values at each of the wanted keys; NaN where there is none."""
-    means = np.full(len(wanted), np.nan)
-    for place, key in enumerate(wanted):
-        own = values[keys == key]
-        if len(own):
-            means[place] = own.mean()
-    return means
+    return pd.Series(values).groupby(keys).mean().reindex(wanted).to_numpy()
 
 
 def rows_of(side: str, spans: np.ndarray) -> np.ndarray:
@@ -173,8 +169,7 @@ def fig_1b_changes(spans: np.ndarray, path: Path, least: float = 1 / 16) -> dict
     with picture(path, 5.4, 4.2) as (axes,):
         colours = np.where(success < 0, WRONG, RIGHT)
         axes.scatter(success, distance, s=14, color=colours, alpha=0.45, lw=0)
-        axes.axhline(0, color=FAINT, lw=0.8, zorder=0)
-        axes.axvline(0, color=FAINT, lw=0.8, zorder=0)
+        axes.grid(alpha=0.4)
         axes.set(xlabel=f"change of {SUCCESS}", ylabel=f"change of {DISTANCE}")
         axes.set_title(f"Fig. 1(b): {result['n']} local changes, {in_words(result)}")
     success, distance = changes(spans, 0.25)
@@ -239,8 +234,7 @@ def fig_9_depth(spans: np.ndarray, path: Path, bins: int = 4) -> dict:
             numbers |= {"means": means.tolist(), "auc_distance": far_wrong}
             result.append(numbers | correlations(own))
             ends = f"{numbers['from']}-{numbers['to']}"
-            shade = colormaps["Oranges"]((place + 2) / (len(places) + 1))
-            axes.plot(quarters + 1, means, "o-", color=shade, label=f"prefix ends at {ends}")
+            axes.plot(quarters + 1, means, "o-", label=f"prefix ends at {ends}")
         axes.set(
             xlabel="quarter of distance, near to far",
             ylabel=f"mean {SUCCESS}",
