@@ -20,11 +20,11 @@ from transformers import AutoModelForCausalLM
 import harness.run
 import train
 from credit import lora
-from grpo import Policy, Rollouts, rollout
+from grpo import Policy, Rollouts, layers_of, rollout
 from harness import checkpoint, files, launch, parallel, prepare
 from harness.parallel import Ranks, checksum, full, share
 from harness.prepare import Parts
-from harness.run import build_run
+from harness.run import build_run, open_folder
 from rewards import Verdict
 from tasks import toy
 from tasks.problems import Task
@@ -77,6 +77,10 @@ def one_step(
         return rollouts.take((4 * places[:, None] + torch.arange(4)).flatten())
 
     before = {name: full(p).detach().clone() for name, p in run.trained.named_parameters()}
+    assert ("forward" in vars(layers_of(run.trained)[0])) == config.machine.recompute
+    if ranks.world > 1:
+        mesh = next(run.trained.parameters()).device_mesh
+        assert mesh.ndim == (2 if config.machine.shard_over else 1)
     with mock.patch.object(harness.run, "fast_rollout", given):
         metrics, _ = train.train_step(run, 0)
     changes = {name: full(p).detach() - before[name] for name, p in run.trained.named_parameters()}
@@ -101,6 +105,10 @@ def on_two_ranks(folder: Path, rollouts: Rollouts, taught: str) -> None:
         changes, seen[name] = one_step(ranks, rollouts, flags)
         if ranks.main:
             torch.save(changes, folder / f"{name}.pt")
+    free = mock.patch.object(harness.run, "free_name", lambda config: f"of-{ranks.rank}")
+    out = Parts(configured([*FLAGS, "--out", str(folder)]), None, None, None)
+    with free, open_folder(out, ranks) as own:
+        seen["folders"] = parallel.gather([own.name], ranks)
     model = toy.make_model(2, seed=1)
     policy, actor = parallel.shard(model, ranks, torch.float32, recompute=False)
 
@@ -185,6 +193,7 @@ def test_what_ranks_share_and_gather(two):
     _, _, seen = two
     assert seen["gathered"] == [[0, 0], [1, 1]] and seen["total"] == {"a": 2, "b": 1}
     assert seen["shares"] == [[0, 1], [2, 3, 4]]
+    assert seen["folders"] == ["of-0", "of-0"]
     assert seen["attention"]["checksum"] != seen["recompute"]["checksum"]
     assert "rank 0: sampling and trained weights differ" in seen["differs"]
 
