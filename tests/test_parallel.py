@@ -108,7 +108,7 @@ def on_two_ranks(folder: Path, rollouts: Rollouts, taught: str) -> None:
     free = mock.patch.object(harness.run, "free_name", lambda config: f"of-{ranks.rank}")
     out = Parts(configured([*FLAGS, "--out", str(folder)]), None, None, None)
     with free, open_folder(out, ranks) as own:
-        seen["folders"] = parallel.gather([own.name], ranks)
+        seen["folders"] = parallel.gather(own.name, ranks)
     model = toy.make_model(2, seed=1)
     policy, actor = parallel.shard(model, ranks, torch.float32, recompute=False)
 
