@@ -241,12 +241,10 @@ def measure_place(
     place["auc_half"] = half_width(aucs)
     more = aucs - auc_without_each(position[counts], after, group_of)
     place["over_position"] = [float(more[0]), half_width(more)]
-    least = torch.zeros(int(group.max()) + 1)  # (groups,) the smallest weight of each
-    for number in range(len(least)):
-        of_group = group == number
-        least[number] = weights[of_group][mask[of_group]].min()
+    lowest = weights.masked_fill(~mask, math.inf).amin(1)  # (B,)
+    floor = torch.full_like(lowest, math.inf).scatter_reduce(0, group, lowest, "amin")  # of groups
     place["shares"] = shares_by_part(weights, mask, errors)
-    place["shares_above_floor"] = shares_by_part(weights - least[group][:, None], mask, errors)
+    place["shares_above_floor"] = shares_by_part(weights - floor[group][:, None], mask, errors)
     return place
 
 

@@ -429,11 +429,8 @@ def train_only(run: Run, cell: Cell) -> dict:
     """The rewards of every step, which choose a learning rate, and where credit went."""
     steps = range(run.config.optimisation.steps)
     metrics = pd.DataFrame([train.train_step(run, step)[0] for step in steps])
-    return {
-        "rewards": metrics["reward"].round(6).tolist(),
-        "weight_mean": round(metrics["weight_mean"].mean(), 4),
-        "ess": round(metrics["ess"].mean(), 4),
-    }
+    means = metrics[["weight_mean", "ess"]].mean().round(4)
+    return {"rewards": metrics["reward"].round(6).tolist()} | means.to_dict()
 
 
 def run_trial(run: Run, cell: Cell) -> dict:
