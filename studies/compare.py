@@ -287,8 +287,9 @@ def code_of_training() -> str:
 
 
 def refuse_other_code(cell: Cell, path: Path) -> None:
-    """Raises BadInput if the task has trials of other code; those without a digest are not told
-    apart.
+    """Raise BadInput if the task has trials of other code.
+
+    Trials without a digest are not told apart.
     """
     code = code_of_training()
     for trial in trials_in(path):
@@ -434,8 +435,10 @@ def train_only(run: Run, cell: Cell) -> dict:
 
 
 def run_trial(run: Run, cell: Cell) -> dict:
-    """The same, and held-out accuracy afterwards: the share of right ones among responses to the
-    held-out problems, to each as many as in training.
+    """The trial's row: its rewards, and the held-out accuracy afterwards.
+
+    The accuracy is the share of right ones among responses to the held-out problems, as many to
+    each as in training.
     """
     sampling = run.config.sampling
     before = train.evaluate(run, 0)
@@ -454,8 +457,9 @@ def run_trial(run: Run, cell: Cell) -> dict:
 
 
 def advantages_of(run: Run, cell: Cell) -> dict:
-    """`studies.advantages` of the start, for the arms that differ in credit and need no other model
-    for it.
+    """Measure true advantages at the start, for the arms whose credit differs.
+
+    Arms that need another model are left out.
     """
     arms = {}
     for arm in cell.arms:
@@ -468,8 +472,9 @@ def advantages_of(run: Run, cell: Cell) -> dict:
 
 
 def cost_of(run: Run, cell: Cell) -> dict:
-    """Median seconds of a step beside those of GRPO's, from the same start and by turns, so that
-    drift hits both.
+    """Median seconds of a step beside those of GRPO's.
+
+    Both take steps from the same start, by turns, so that drift hits both.
     """
     config = run.config
     other = replace(
@@ -505,8 +510,9 @@ def outcomes_of(trials: list[dict], cell: str, arm: str) -> pd.DataFrame:
 
 
 def with_interval(values: pd.Series) -> str:
-    """+.012 (+.004 to +.020), 8/10: the mean, the ends of its interval, how many are positive; NaN
-    does not count.
+    """Write the mean, the ends of its interval and how many values are positive.
+
+    An example is +.012 (+.004 to +.020), 8/10. NaN does not count.
     """
     values = values.dropna()
     mean = values.mean()
