@@ -38,6 +38,7 @@ from harness.launch import launch, processes, resolve_machine, run_command
 from harness.models import load_model, load_tokenizer, round_weights
 from harness.paper_tables import backbone_of
 from harness.parallel import Ranks
+from harness.prepare import check_problems
 from harness.tables import mean_and_error, same_benchmarks, select_checkpoints, with_legend
 from tasks import benchmarks
 from tasks.benchmarks import Loaded
@@ -100,6 +101,7 @@ def heldout_set(embedded: Embedded, models: list[str]) -> Loaded:
     chosen = set()
     for path in models:
         run = files.run_of(path)
+        check_problems(path, run)
         settings = flat(PRESETS["embedded"]) | run | given
         chosen.add((settings["toy_lines"], settings["heldout"], settings["seed"]))
     if len(chosen) > 1:

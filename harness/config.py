@@ -70,6 +70,7 @@ MAY_CHANGE = frozenset(
     "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens "
     "generate_batch eval_every bench bench_data track force".split()
 )
+UNSPELT = "given", "digest", "method_option"  # settings that `spell` makes no flag of
 
 
 # ---- parts of a configuration, one for each group of flags ---------------------------------------
@@ -261,7 +262,7 @@ class Preset:
 
 def preset(argv: Sequence[str] | None) -> TrainConfig:
     """The defaults of train.py's flags beside the flags that were given, whose names it has."""
-    with quiet_pipe():
+    with safe_streams():
         chosen, _ = tyro.cli(
             Preset,
             args=argv,
@@ -287,7 +288,7 @@ def parse(
 
     tyro prints --help and mistakes, and ends the process.
     """
-    with quiet_pipe():
+    with safe_streams():
         return tyro.cli(
             kind,
             args=argv,
@@ -300,7 +301,7 @@ def parse(
 
 def parse_study(kind: type[Config], argv: Sequence[str] | None = None) -> tuple[Config, list[str]]:
     """A study's own flags, and the others as they are, which are those of train.py."""
-    with quiet_pipe():
+    with safe_streams():
         return tyro.cli(
             kind,
             args=argv,
@@ -318,9 +319,17 @@ def refuse_flags(config: TrainConfig, refused: str, reason: str) -> None:
 
 
 @contextmanager
-def quiet_pipe() -> Iterator[None]:
-    """Inside, `--help | head -1` ends without a word."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+def safe_streams() -> Iterator[None]:
+    """Inside, help and mistakes can be printed, whatever streams the shell has left."""
+    # Python has None for one that is closed, as by `>&-`.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    try:
+        os.getcwd()
+    except FileNotFoundError:  # torch could not be loaded
+        print("error: the working directory is gone; change to another one", file=sys.stderr)
+        sys.exit(2)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head -1` ends without a word
     yield
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it
 
@@ -549,12 +558,29 @@ def spell(name: str, value: object) -> list[str]:
 def read_config(settings: Mapping[str, object], place: str) -> TrainConfig:
     """The configuration of a run from its settings in JSON.
 
-    Raises BadInput, naming `place`, for a value whose type is not that of its flag.
+    Raises BadInput, naming `place`, for a value that its flag does not take.
     """
     values = {}
     for name, usual in flat(PAPER).items():
         value = settings.get(name, usual)
         values[name] = tuple(value) if isinstance(value, list) else value
-        if usual is not None and type(values[name]) is not type(usual):
+        if not takes(name, usual, values[name]):
             raise BadInput(f"{place}: {name} is {value}; restore it, or give another checkpoint")
     return with_values(PAPER, values)
+
+
+def takes(name: str, usual: object, value: object) -> bool:
+    """Whether a setting, which has a `usual` value, can have this one: its flag reads it."""
+    if value == usual or name in UNSPELT:
+        return usual is None or type(value) is type(usual)
+    try:
+        read = tyro.cli(
+            TrainConfig,
+            args=spell(name, value),
+            default=PAPER,
+            config=(tyro.conf.OmitArgPrefixes,),
+            console_outputs=False,
+        )
+    except SystemExit:
+        return False
+    return flat(read)[name] == value

@@ -14,7 +14,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired
@@ -23,7 +23,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
 from harness.parallel import Ranks, together
-from tasks.rows import BadInput, bad_input_on_error
+from tasks.rows import BadInput, bad_input_on_error, check_is_file
 
 RESTORE = "restore it, or choose another folder"
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -155,8 +155,20 @@ SAMPLE = "model", "benchmark", "seed", "problem", "sample"  # what tells generat
 
 
 @contextmanager
+def without_leftovers(folder: Path) -> Iterator[None]:
+    """Remove the folder and its parents at the end where they are new and empty."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        yield
+    finally:
+        for path in new:
+            with suppress(OSError):  # not empty
+                path.rmdir()
+
+
+@contextmanager
 def locked_folder(folder: Path, ranks: Ranks, settings: str) -> Iterator[None]:
-    """The folder of --out, made and locked by rank 0 for all.
+    """The folder of --out, made and locked by rank 0 for all, `without_leftovers`.
 
     Raises BadInput where it cannot be made, or another process writes there, or it holds files of
     others: the command's `settings` are not among them.
@@ -165,16 +177,19 @@ def locked_folder(folder: Path, ranks: Ranks, settings: str) -> Iterator[None]:
         with together(ranks):
             if ranks.main:
                 try:
+                    at_end.enter_context(without_leftovers(folder))
                     folder.mkdir(parents=True, exist_ok=True)
                     handle = os.open(folder, os.O_RDONLY)
                     at_end.callback(os.close, handle)
+                    # a pipe would wait for its reader
+                    entries = [check_is_file(path) for path in folder.iterdir()]
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 except OSError as error:
                     reason = f"cannot be made ({error})"
                     if isinstance(error, BlockingIOError):
                         reason = "another process is writing there"
                     raise BadInput(f"--out {folder}: {reason}; choose another") from error
-                if any(folder.iterdir()) and not (folder / settings).exists():
+                if entries and not (folder / settings).exists():
                     raise BadInput(
                         f"--out {folder}: holds other files, and no {settings}; choose another"
                     )

@@ -8,6 +8,7 @@
 The status is 0, 1 if the command cannot continue, 2 for bad input, 130 after Ctrl-C.
 """
 
+import errno
 import functools
 import io
 import logging
@@ -42,6 +43,8 @@ NO_MEMORY = (
     "Cannot allocate memory",
     "can't start new thread",
 )
+# Errors of a path that the user gave: a file in a folder's place, a name that is too long.
+BAD_PATH = errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG
 STREAMS = 1, 2  # file descriptors of standard output and standard error
 INTERRUPTS = signal.SIGINT, signal.SIGTERM  # from Ctrl-C and from Slurm
 GOES_ON = "interrupted: the same command continues from what is on disk"  # after Ctrl-C
@@ -123,7 +126,7 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
                 if not said:
                     raise
                 print(printable(f"error: {said}"), file=sys.stderr)
-                return 1
+                return 2 if getattr(error, "errno", None) in BAD_PATH else 1
             if sentence and not rank:
                 print(printable(sentence), file=sys.stderr)
             parallel.leave()

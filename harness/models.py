@@ -20,6 +20,7 @@ from pathlib import Path
 
 import huggingface_hub
 import torch
+from tqdm import tqdm
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -153,7 +154,9 @@ def load_weights(
         )
         if "gguf_file" in options:
             from transformers import GgufConfig  # 5.23 would keep the weights packed where it can
+            from transformers import modeling_gguf_pytorch_utils as reader
 
+            reader.tqdm = partial(tqdm, disable=True)  # its bar ignores transformers' own switch
             options.update(dtype=torch.float32, quantization_config=GgufConfig(dequantize=True))
         model, loading = from_pretrained(**options)
     others = loading["missing_keys"] | {key for key, *_ in loading["mismatched_keys"]}
@@ -193,7 +196,8 @@ def load_model(
     # caps, scales: `grpo.Policy` would train another model
     if not torch.allclose(plain, ours, atol=1e-3, rtol=1e-2):
         raise BadInput(
-            f"--model {name}: its logits are not head(last hidden state); give another architecture"
+            f"--model {name}: its logits are not head(last hidden state), or not finite; give "
+            "another architecture"
         )
     return policy
 

@@ -20,11 +20,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit import lora, teacher
 from credit.reward_model import RewardModel
+from credit.table import NEEDS
+from grpo import layers_of
 from harness import evaluation, files, memory, models, parallel
-from harness.config import TrainConfig, flag, flat, with_values
+from harness.config import TrainConfig, flag, flat, read_config, with_values
 from harness.evaluation import context_of
 from harness.parallel import Ranks
-from tasks import benchmarks, problems, toy, words
+from tasks import benchmarks, lessons, problems, toy, words
 from tasks.benchmarks import Loaded
 from tasks.problems import SmokeTask, Task, digest_of, split
 from tasks.rows import BadInput
@@ -66,6 +68,10 @@ def load_parts(config: TrainConfig, ranks: Ranks) -> Parts:
             problems = config.problems
             model = toy.make_model(problems.toy_lines, config.seed, problems.toy_width)
             tokenizer = toy.make_tokenizer()
+        attends = all(hasattr(layer, "self_attn") for layer in layers_of(model))
+        if "attention" in config.credit.entry.needs and not attends:
+            method = f"--method {config.credit.method}: needs {NEEDS['attention']}"
+            raise BadInput(f"{method}, which {config.model} lacks; choose another method")
         config, task, task_notes = make_task(config, tokenizer, context_of(model))
         check_ranks(config, ranks)
         sets = load_benchmarks(config, tokenizer)
@@ -97,9 +103,12 @@ def describe(
     """Where is computed, in which numbers, and the sizes of what was loaded."""
     numbers = f"weights and optimizer float32, compute {config.machine.dtype}"
     threads = f"{torch.get_num_threads()} CPU threads each"
+    device: str = config.machine.device
+    if device == "cpu" and torch.backends.mps.is_available():
+        device = "cpu (not mps, which has no float64)"
     size = f"{sum(p.numel() for p in model.parameters()):,} parameters, context {context_of(model)}"
     notes = [
-        f"{ranks.world} rank(s) on {config.machine.device}, {numbers}, {threads}",
+        f"{ranks.world} rank(s) on {device}, {numbers}, {threads}",
         f"model {config.model or 'made here'}: {type(model).__name__}, {size}",
         f"{len(task.train)} problems to train on, {len(task.heldout)} held out",
     ]
@@ -159,8 +168,8 @@ def make_task(
     digest = digest_of(task.train + task.heldout)
     if config.checkpoints.resume and config.digest != digest:
         raise BadInput(
-            f"--resume {config.checkpoints.resume}: --data {config.problems.data} holds other "
-            "problems now; restore the old ones"
+            f"--resume {config.checkpoints.resume}: --data {config.problems.data} or the "
+            "checkpoint's complete.json says other problems now; restore it"
         )
     return replace(size.config, digest=digest), task, notes
 
@@ -211,6 +220,25 @@ class Sizes:
         self.config = with_values(self.config, {name: most})
         self.notes.append(f"{flag(name)} {most}, not {size}: {reason}")
         return most
+
+
+def check_problems(path: str, run: dict) -> None:
+    """Refuse a model whose embedded run had other problems than its config.json says by now.
+
+    Raises BadInput.
+    """
+    if run.get("task") != "embedded" or "digest" not in run:
+        return
+    config = read_config(run, f"--model {path}: config.json of its run")
+    sizes = config.problems
+    train, heldout = toy.make_problems(
+        lessons.MADE_PROBLEMS, sizes.heldout, sizes.toy_lines, config.seed
+    )
+    if digest_of(train + heldout) != config.digest:
+        raise BadInput(
+            f"--model {path}: config.json of its run says other problems than the run had (seed, "
+            "toy_lines or heldout was changed); restore it"
+        )
 
 
 def load_benchmarks(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> list[Loaded]:

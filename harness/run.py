@@ -107,7 +107,8 @@ def say_how_to_go_on(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterato
             command = resume_command(config, folder, checkpoints[-1])
             print(f"a checkpoint holds {steps}; resume with: {command}", file=sys.stderr)
         elif (folder / "start").exists():
-            words = shlex.join(["--task", config.task, "--model", str(folder / "start")])
+            start = ["--task", config.task, "--model", str(folder / "start")]
+            words = shlex.join([*start, "--name", free_name(config)])  # that of `folder` is taken
             print(f"the taught model is kept; to start from it, add: {words}", file=sys.stderr)
         elif (
             isinstance(error, KeyboardInterrupt | BrokenPipeError)
@@ -369,6 +370,8 @@ def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
     with parallel.together(run.ranks):
         metrics = rows_until(run.folder / "metrics.jsonl", step)
         samples = rows_until(run.folder / "samples.jsonl", step)
+        if (run.folder / "before.jsonl").exists():  # which the page reads after all steps
+            files.read_lines(run.folder / "before.jsonl")
         first, *history = metrics or [{}]
         if len(history) != step or "before" not in first:
             raise BadInput(

@@ -80,6 +80,7 @@ def spec(metavar: str, read: Callable[[str], object]) -> PrimitiveConstructorSpe
         if not any(words):
             raise ValueError("'' is empty; give a value, or leave the flag out")
         try:
+            words[0].encode()  # raises for what is not UTF-8, which files of a run hold
             return read(words[0])
         except ValueError as error:
             raise ValueError(f"{words[0][:40]!r} {error}") from error

@@ -20,7 +20,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from made import ROOT, RUN, Hostile, cases, failing, run_well, words_of
+from made import ROOT, RUN, Hostile, cases, failing, interrupt, run_well, words_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -135,6 +135,7 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, assert_says):
         (evaluation, f"{ASK} --model TAUGHT --out bare", "holds other files, and no settings.json"),
         (evaluation, "--replay rows.jsonl --out evaluation", "choose another --out"),
         # whoever opens a pipe waits for someone who writes into it
+        (evaluation, "--replay rows.jsonl --out piped", "(neither a file nor a folder)"),
         (evaluation, "--replay pipe --out new", "--replay pipe: "),
         (diagnose, "--model TAUGHT --max-tokens 9 --rollouts pipe --out new", "--rollouts pipe: "),
     ],
@@ -147,6 +148,8 @@ def test_what_is_of_others_is_left_alone(
     shutil.copytree("evaluation", "bare")
     os.remove("bare/settings.json")
     os.mkfifo("pipe")
+    os.mkdir("piped")
+    os.mkfifo("piped/settings.json")
     row = {"problem": "p", "response": r"\boxed{1}", "answer": "1"}
     files.append_rows(Path("rows.jsonl"), [row])
     assert_says(command, flags.replace("TAUGHT", taught).split(), words, copied)
@@ -173,6 +176,23 @@ def test_other_problems_are_refused(copied, monkeypatch, assert_says, resumed):
     """Resumed on changed --data, a run would train on what it was to be measured by."""
     monkeypatch.setattr(prepare, "digest_of", lambda problems: "of others")
     assert_says(train, resumed, "other problems", copied)
+
+
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"toy_lines": 2}, {"heldout": -1}])
+def test_a_run_is_not_asked_other_problems(changed, copied, assert_says):
+    """An evaluation on what its config.json was changed to would be another one."""
+    change_json(copied / "run" / "config.json", **changed)
+    argv = words_of("--bench embedded --model", copied / "run", "--out", copied / "new")
+    assert_says(evaluation, argv, "config.json of its run", copied)
+
+
+def test_a_refusal_leaves_no_new_folder(copied, taught, assert_says):
+    """Nor its parents, where weights cannot be loaded."""
+    spoilt = Path(shutil.copytree(taught, copied / "spoilt"))
+    os.truncate(spoilt / "model.safetensors", 5000)
+    argv = words_of(ASK, "--model", spoilt, "--out", copied / "new" / "evaluation")
+    assert_says(evaluation, argv, "cannot be loaded", copied)
+    assert not (copied / "new").exists()
 
 
 @pytest.mark.parametrize("kind", ["runs code", "lacks a tensor", "other shapes"])
@@ -307,10 +327,20 @@ def test_workers_start_below_a_hard_limit_of_memory():
     assert done.stdout == "correct\n", done.stderr
 
 
-def test_a_reader_that_leaves_the_help_gets_no_error():
-    """As `--help | head -1` does."""
-    words = ["sh", "-c", "$0 $1 --help | true", sys.executable, train.__file__]
-    assert not subprocess.run(words, stderr=subprocess.PIPE, text=True).stderr
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("$0 $1 --help | true", ""),
+        ("$0 $1 --help >&-", ""),
+        ("rmdir ../here && $0 $1", "error: the working directory is gone; change to another one\n"),
+    ],
+)
+def test_a_shell_gets_a_sentence_or_nothing(line, said, tmp_path):
+    """Where the help's reader leaves, where the working directory is gone."""
+    (tmp_path / "here").mkdir()
+    words = ["sh", "-c", line, sys.executable, train.__file__]
+    ended = subprocess.run(words, cwd=tmp_path / "here", stderr=subprocess.PIPE, text=True)
+    assert ended.stderr == said
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -333,3 +363,14 @@ def test_a_broken_pipe_of_another_kind_is_not_hidden():
     """A socket's, say: nobody has left who reads the output."""
     with pytest.raises(BrokenPipeError):
         run_command(memory="less")(failing(BrokenPipeError(errno.EPIPE, "Broken pipe")))([])
+
+
+def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch, capsys):
+    """Before the first step; the message says how to begin from it."""
+    monkeypatch.setattr(train, "evaluate", interrupt)
+    argv = words_of(SIZES, "--warmup-steps 2 --name run --out", tmp_path)
+    assert train.main(argv) == 130
+    words = capsys.readouterr().err.partition("add: ")[2].partition("\n")[0]
+    monkeypatch.undo()
+    run_well(train, *argv, *shlex.split(words), "--steps 1")
+    assert (tmp_path / "embedded-shear-1" / "model").exists()

@@ -89,7 +89,7 @@ def write_gguf(path: Path, model, tokenizer, architecture: str = "llama") -> Non
 
 
 def test_a_gguf_file_is_its_model_in_float32_and_is_saved_as_an_ordinary_folder(
-    llama, gguf_path, tmp_path
+    llama, gguf_path, tmp_path, capsys
 ):
     """A GGUF file has the weights of the model that was packed, up to eight bits.
 
@@ -103,6 +103,7 @@ def test_a_gguf_file_is_its_model_in_float32_and_is_saved_as_an_ordinary_folder(
         for key, weight in llama[0].state_dict().items():
             bound = weight.abs().max().item() / 127  # twice the rounding
             assert_near(model.state_dict()[key], weight, bound)
+    assert not capsys.readouterr().err  # no bar
     again = AutoModelForCausalLM.from_pretrained(saved(tmp_path, model, tokenizer))
     for one in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
         assert one("in 12")["input_ids"] == llama[1]("in 12")["input_ids"]

@@ -29,6 +29,7 @@ from made import (
     made_batch,
     run_well,
     saved,
+    small_gpt2,
     without_text,
     words_of,
 )
@@ -751,6 +752,7 @@ def test_bad_input_is_one_sentence(case, tmp_path, qwen_folder, start, monkeypat
         os.makedirs(name)
     os.symlink(qwen_folder, "qwen")
     os.symlink(start, "start")
+    saved("gpt2", small_gpt2())
     os.mkfifo("pipe")
     problem = '{"problem": "What is 7 * 8?", "answer": "56"}\n'
     texts = {"run/config.json": '{"toy_lines": 1}', "data.jsonl": problem}
