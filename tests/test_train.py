@@ -600,6 +600,15 @@ def test_weights_are_loaded_straight_to_the_device(qwen_folder):
     assert {tensor.device for tensor in [*model.parameters(), *model.buffers()]} == {meta}
 
 
+def test_a_loaded_model_is_the_plain_one(start):
+    """The folder's weights to the bit, tied ones tied, without hooks."""
+    model = models.load_model(start, ALONE.device, models.load_tokenizer("--model", start))
+    for name, value in load_file(f"{start}/model.safetensors").items():
+        assert torch.equal(model.state_dict()[name], value)
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert not any(hasattr(part, "_hf_hook") for part in model.modules())
+
+
 def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(quick, tmp_path, monkeypatch, capsys):
     """Status 1, and what would take less memory."""
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 15.23 GiB.")
