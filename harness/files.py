@@ -258,7 +258,7 @@ def read_lines(path: Path, forms: Sequence[object] = (), apart: Sequence[str] = 
     found = []
     line_of: dict[tuple, int] = {}
     with bad_input_on_error(str(path), RESTORE):
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = check_is_file(path).read_text(encoding="utf-8").split("\n")
     for number, line in enumerate(lines[:-1], 1):
         with bad_input_on_error(f"{path}, line {number}", "restore or remove the file"):
             row = object_of(line, forms or FORMS.get(path.name, ()))
@@ -275,7 +275,7 @@ def read_settings(path: Path, forms: Sequence[object] = ()) -> dict:
     It has one of the `forms`, if not given those of the file's name. Raises BadInput.
     """
     with bad_input_on_error(str(path), RESTORE):
-        text = path.read_text(encoding="utf-8")
+        text = check_is_file(path).read_text(encoding="utf-8")
         return object_of(text, forms or FORMS.get(path.name, ()))
 
 

@@ -137,6 +137,7 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, assert_says):
         # whoever opens a pipe waits for someone who writes into it
         (evaluation, "--replay rows.jsonl --out piped", "(neither a file nor a folder)"),
         (evaluation, "--replay pipe --out new", "--replay pipe: "),
+        (compare, "--rows pipe", "pipe: cannot be read (neither a file nor a folder)"),
         (diagnose, "--model TAUGHT --max-tokens 9 --rollouts pipe --out new", "--rollouts pipe: "),
     ],
 )
