@@ -336,8 +336,8 @@ def test_known_answers_of_each_kind(stand_in, load, ask):
 def test_what_is_done_is_not_done_again_and_order_does_not_matter(stand_in, tmp_path, ask):
     """An evaluation that continues draws the random numbers of an uninterrupted one.
 
-    They depend on the block alone. Blocks that are not whole are removed, those of other sets are
-    kept.
+    They depend on the block alone. Blocks that are not whole, or twice in the file, are removed,
+    those of other sets are kept.
     """
     loaded, path = math_set(6), tmp_path / "generations.jsonl"
     calls = stand_in({"": r"\boxed{1}"})
@@ -351,7 +351,7 @@ def test_what_is_done_is_not_done_again_and_order_does_not_matter(stand_in, tmp_
     assert len(set(draws)) == 6
     calls.clear()
     other = [whole[0] | {"benchmark": "amc23"}]
-    write_rows(path, whole[:7] + whole[16:20] + other)
+    write_rows(path, whole[:7] + 2 * whole[8:12] + whole[16:20] + other)
     done = evaluation.finished_blocks(path, [loaded], TWO)
     assert read_lines(path) == whole[:4] + whole[16:20] + other
     ask(loaded, TWO, seeds=[0, 5], done=done)
