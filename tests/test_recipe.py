@@ -13,7 +13,7 @@ from credit.methods import FUNCTIONS
 from credit.shear_settings import Settings, settings_of
 from credit.table import METHODS, options_of
 from fast.race import race
-from grpo import group_advantages, policy_loss
+from grpo import AT_ONCE, group_advantages, policy_loss
 from harness import config, evaluation
 from harness.config import Protocol
 from harness.launch import resolve
@@ -170,6 +170,7 @@ def test_help_shows_all_flags_with_their_defaults(command):
     default = config.PAPER if command == "train.py" else config.EvalConfig()
     for name in set(config.flat(default)) - {"given", "digest", "saved"}:
         assert f"--{name.replace('_', '-')}" in text
+    assert f", {AT_ONCE} on a CPU." in " ".join(text.replace("│", "").split())
     if command == "train.py":
         for words, steps in (("", 40), ("--model M ", 300), ("--smoke ", 4)):
             text = " ".join(said(command, f"{words}--help").split())
