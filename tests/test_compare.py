@@ -96,15 +96,16 @@ def test_intervals_are_scipy_s():
 def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monkeypatch, capsys):
     """Rows of four stages and a table of all columns; then nothing is left to run.
 
-    Evaluations have one noise and their step; the first step of each run is slow, and so is an
-    adapter's.
+    Evaluations have one noise and their step; the first step of each run is slow, and so are an
+    adapter's and those of dynamic sampling.
     """
     noise, steps = [], []
     step, sampled, evaluate = train.train_step, compare.sample_and_grade, train.evaluate
 
     def train_step(run, number):
         metrics, samples = step(run, number)
-        seconds = {"generate": 1, "train": bool(run.config.credit.lora_rank) if number else 9}
+        slow = [run.config.credit.lora_rank > 0, run.config.sampling.dynamic_sampling > 0]
+        seconds = {"generate": 1, "train": sum(slow) if number else 9}
         return metrics | {"seconds": seconds}, samples
 
     def sample_and_grade(run, problems, *sampling):
@@ -115,7 +116,9 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     monkeypatch.setattr(compare, "sample_and_grade", sample_and_grade)
     monkeypatch.setattr(train, "evaluate", lambda *run: steps.append(run[1]) or evaluate(*run))
     path = tmp_path / "rows.jsonl"
-    command = words_of(SMALL, "--methods arca-lora --seeds 1 2 --tuning-seeds 7 --rows", path)
+    command = words_of(
+        SMALL, "--methods arca-lora-dynamic --seeds 1 2 --tuning-seeds 7 --rows", path
+    )
     run_well(compare, *command)
     printed, rows = capsys.readouterr().out, files.read_lines(path)
     assert Counter(row["stage"] for row in rows) == dict(tune=2, confirm=4, cost=2, advantages=1)
@@ -128,8 +131,8 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
             numbers.add((row["rule"], row["step"], row["of_grpo"]))
         elif row["stage"] == "advantages":
             numbers.add((*row["advantages"]["methods"],))
-    rates = {("grpo", 1e-4, 0.5), ("arca-lora", 1e-3, 0.5)}
-    assert numbers == rates | {("grpo", 1, 1), ("arca-lora", 2, 1), ("grpo",)}
+    rates = {("grpo", 1e-4, 0.5), ("arca-lora-dynamic", 1e-3, 0.5)}
+    assert numbers == rates | {("grpo", 1, 1), ("arca-lora-dynamic", 3, 1), ("grpo",)}
     assert set(noise) == {compare.seed_of(seed) for seed in (1, 2)}
     assert steps == [0, 1] * 4
     assert printed.count("\n") == 2 + 2
