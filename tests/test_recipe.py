@@ -108,7 +108,10 @@ def test_functions_for_other_trainers_have_the_same_defaults():
 
 
 def test_methods_and_their_options_are_those_of_the_table():
-    """docs/methods.md has every method, docs/recipe.md every option with its default."""
+    """docs/methods.md has every method, docs/recipe.md every option with its default.
+
+    Of two options that are in order, no values are out of order.
+    """
     rows = re.findall(
         r"^\| `(\S+)` \|", (DOCS / "methods.md").read_text(encoding="utf-8"), re.MULTILINE
     )
@@ -120,6 +123,9 @@ def test_methods_and_their_options_are_those_of_the_table():
         for name, value in options_of(method).items()
     ]
     assert set(written) == set(defaults)
+    for options in [METHODS[name].options for name in ("hapo", "rsi", "delta")]:
+        below, above = options.values()
+        assert below.low < below.high <= above.low < above.high
 
 
 STUDIES = ("compare", "diagnose", "bench")

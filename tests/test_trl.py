@@ -244,10 +244,8 @@ def test_steps_are_measured_beside_trl_s(method, taught, monkeypatch, capsys):
         assert trainer._weights_of_group.keywords.items() >= sizes.items()
 
 
-def test_other_methods_are_not_timed(taught, assert_refused):
-    """TRL has none of them."""
-    assert_refused(
-        loops.main,
-        ["--task", "embedded", "--model", taught, "--method", "kgae"],
-        "give a model, and shear",
-    )
+def test_what_trl_lacks_is_not_timed(taught, assert_refused):
+    """Other methods, and an eps in another unit."""
+    flags = ["--task", "embedded", "--model", taught]
+    assert_refused(loops.main, [*flags, "--method", "kgae"], "give a model, and shear")
+    assert_refused(loops.main, [*flags, "--eps-unit", "raw"], "--eps-unit: is not timed here")
