@@ -24,4 +24,4 @@ for count, ranks in ((256, 8), (256, 1), (32, 8), (64, 2)):
                 sizes.append(max(of_rows) * len(of_rows) if kind == "padded" else sum(of_rows))
             # what ranks do together lasts as long as the largest
             computed[kind] += ranks * sum(sizes[::ranks])
-    print(count, ranks, *(f"{tokens / real:.2f}" for tokens in computed.values()))
+    print(count, ranks, " ".join(f"{tokens / real:.2f}" for tokens in computed.values()))

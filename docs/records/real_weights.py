@@ -18,11 +18,11 @@ RULES = ["grpo", "shear", "position", "grpo-wrong-.39"]
 where_credit_goes = json.loads((RECORDS / "real-weights.json").read_text())
 of_the_paper = json.loads((RECORDS / "real-weights-figures.json").read_text())
 for lines in (diagnose.truth_lines(where_credit_goes), diagnose.summary(of_the_paper)):
-    print(*lines[: lines.index("") + 1], sep="\n")
+    print("\n".join(lines[: lines.index("") + 1]))
 
 rows = files.read_lines(RECORDS / "real-weights.jsonl")
 cell = compare.Cell(rows[0]["cell"], 2e-5, RULES, tuning=[100], rates=[1e-5, 2.5e-5])
-print(*tables.markdown(compare.table_of(rows, cell)), "", sep="\n")
+print("\n".join(tables.markdown(compare.table_of(rows, cell))) + "\n")
 
 table = []
 seeds = np.arange(2, 10_000)
@@ -35,7 +35,7 @@ for outcome in ("curve", "sampled"):
         row = {"": outcome, "shear less": other, "difference": compare.with_interval(more)}
         row["seeds for ± .03"] = str(seeds[halves <= 0.03][0])
         table.append(row)
-print(*tables.markdown(table), "", sep="\n")
+print("\n".join(tables.markdown(table)) + "\n")
 
 curves = {}
 table = []
@@ -47,7 +47,7 @@ for rule in RULES:
     for name, mean in zip(("steps 1-4", "5-8", "9-12"), thirds, strict=True):
         row[name] = f"{mean:.3f}"
     table.append(row)
-print(*tables.markdown(table), sep="\n")
+print("\n".join(tables.markdown(table)))
 figures.reward_curves(curves, RECORDS / "real-weights-curves.svg")
 around = {}
 for name in ("shear", "position", "entropy"):

@@ -29,5 +29,6 @@ for path in Path("runs").glob("shear-[0-4]/samples.jsonl"):
         for start in range(0, len(weights) - LINE + 1, LINE):
             offset = (start - first_error[0]) // LINE  # 0 is the first wrong line
             by_line[offset].append(mean(weights[start : start + LINE]))
-for name, values in [*by_verdict.items(), *sorted(by_line.items())]:
-    print(name, round(mean(values), 3), len(values))
+for means in (by_verdict, by_line):
+    for name in sorted(means):
+        print(name, round(mean(means[name]), 3), len(means[name]))
