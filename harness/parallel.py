@@ -89,7 +89,7 @@ def join(device: str, threads: int = 0) -> Ranks:
     if not ranks.main:  # bars of rank 0 alone, whatever a bar asks for
         init = tqdm.__init__
         tqdm.__init__ = lambda bar, *words, **options: init(
-            bar, *words, **{**options, "disable": True}
+            bar, *words, **options | {"disable": True}
         )
     return ranks
 
