@@ -13,7 +13,7 @@ weights are constants for autograd. A docstring says "inferred" where the source
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -31,7 +31,6 @@ from credit.shear_settings import (
     in_nbar,
     settings_of,
 )
-from credit.table import options_of
 from credit.tokens import tokens_of
 from credit.values import bipace, kgae
 from fast.distances import token_distances
@@ -47,7 +46,7 @@ def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
     much they punish. `--rescale mean1` then divides a group's by their mean weight, so that methods
     differ in direction and not in the size of the step; groups without any weight stay as they are.
     """
-    token_advantages = advantages_by(credit.method, batch, context, credit.method_option)  # (B, T)
+    token_advantages = advantages_by(credit, batch, context)  # (B, T)
     token_advantages = torch.where(batch.mask, token_advantages.detach(), 0.0)
     scale = torch.where(batch.correct[:, None], 1.0, credit.negative_scale)  # (B, 1)
     token_advantages = scale * token_advantages
@@ -59,17 +58,18 @@ def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
     return token_advantages
 
 
-def advantages_by(name: str, batch: Batch, context: Context, given: Sequence[str] = ()) -> Tensor:
+def advantages_by(credit: Credit, batch: Batch, context: Context) -> Tensor:
     """Token advantages (B, T) of a method or of a mixture, before the mask and the controls.
 
     A method takes the options that are given. A mixture is lam A1 + (1 - lam) A2; lam is `share`
     and rises linearly to 1 over the first `until` steps, so that training ends with the first
     method; both methods have the defaults of their options.
     """
-    options = options_of(name, given)
-    if name in FUNCTIONS:
-        return FUNCTIONS[name](batch, context, **options)
-    first, second = [advantages_by(part, batch, context) for part in name.split("+")]
+    options = credit.options
+    if credit.method in FUNCTIONS:
+        return FUNCTIONS[credit.method](batch, context, **options)
+    parts = credit.method.split("+")
+    first, second = [advantages_by(Credit(part), batch, context) for part in parts]
     share = float(options["share"])
     until = float(options["until"])
     if until:
@@ -396,18 +396,16 @@ def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) 
     would make large advantages of small differences between scores.
     """
     mask = batch.mask
-    returns = mask.float()  # (B, T)
+    returns = torch.zeros_like(batch.log_probs)  # (B, T)
     for row, (good, step) in enumerate(step_scores(batch, context)):
         rewards = 2 * good - 1  # r, (K,)
         shares = rewards * (-rewards / temperature).softmax(0)  # r*, (K,)
         returns[row, : len(step)] = shares.flip(0).cumsum(0).flip(0)[step]
     returns = torch.where(mask, returns + outcome * batch.correct[:, None], 0.0)
-    graded = mask.any(1).view(-1, batch.group_size)  # (groups, G), those with a verdict
-    means = (returns.sum(1) / mask.sum(1).clamp_min(1)).view(graded.shape)
-    others = graded.sum(1, keepdim=True) - 1  # (groups, 1), leave one out
-    baseline = (means.sum(1, keepdim=True) - means) / others.clamp_min(1)  # (groups, G)
-    compared = (others > 0).repeat_interleave(batch.group_size, 0)  # (B, 1), one alone has none
-    centred = torch.where(compared, returns - baseline.view(-1, 1), 0.0)
+    means = (returns.sum(1) / mask.sum(1)).view(-1, batch.group_size)  # (groups, G)
+    others = (~means.isnan()).sum(1, keepdim=True) - 1  # (groups, 1), with a verdict
+    baseline = (means.nansum(1, keepdim=True) - means) / others  # leave one out; NaN for one alone
+    centred = (returns - baseline.view(-1, 1)).nan_to_num()  # (B, T)
     return centred / group_moments(centred, mask, batch.group_size)[1].clamp_min(0.1)
 
 
@@ -459,23 +457,19 @@ def cliff(batch: Batch, context: Context, *, prefix: float) -> Tensor:
     group's tokens 0. A wrong rollout without a known error keeps A; inferred: b is computed from
     all other tokens.
     """
+    mask = batch.mask
     right = batch.correct[:, None]  # (B, 1)
-    graded = ~batch.rewards[:, None].isnan()
-    mu, _ = group_moments(right, graded, batch.group_size)
+    mu, _ = group_moments(right, ~batch.rewards[:, None].isnan(), batch.group_size)
     sigma = (mu * (1 - mu)).sqrt()
     start = true_errors(batch, context.task, context.tokenizer)[:, :1]  # (B, 1)
-    before = positions(batch.mask) < start  # (B, T)
+    before = positions(mask) < start  # (B, T)
     good = torch.where(right, 1.0, prefix) * (1 - mu)  # (B, 1)
     credit = torch.where(right | before, good, -mu) / sigma  # (B, T)
-    moved = batch.mask & (right | (start >= 0))
+    moved = right | (start >= 0)  # (B, 1)
     credit = torch.where(moved, credit, batch.A)
-
-    def group_sum(values: Tensor) -> Tensor:
-        sums = values.sum(1).view(-1, batch.group_size).sum(1)  # (groups,)
-        return sums.repeat_interleave(batch.group_size)[:, None]  # (B, 1)
-
-    shift = group_sum(torch.where(batch.mask, credit, 0.0)) / group_sum(moved)  # b
-    return torch.where(batch.A != 0, torch.where(moved, credit - shift, credit), 0.0)
+    mean, _ = group_moments(credit, mask, batch.group_size)
+    share, _ = group_moments(moved.expand_as(mask), mask, batch.group_size)  # of moved tokens
+    return torch.where(batch.A != 0, credit - moved * mean / share, 0.0)  # b = mean / share
 
 
 def position_credit(batch: Batch, context: Context) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from credit.table import METHODS, MIXTURE, Method, method_of
+from credit.table import METHODS, MIXTURE, Method, method_of, options_of
 from tasks.settings import Count, NotNegative, OptionalText, Positive, number, spec
 
 
@@ -56,6 +56,14 @@ class Credit:
     def entry(self) -> Method:
         """The method's entry in the table of methods."""
         return method_of(self.method)
+
+    @property
+    def options(self) -> dict[str, float | str]:
+        """The method's options: those that are given, and the defaults of the others.
+
+        Raises ValueError for an unknown option or a bad value.
+        """
+        return options_of(self.method, self.method_option)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from credit.measures import concentration, effective_weights, localisation, weig
 from credit.methods import true_error, true_errors
 from credit.settings import Credit, Shear
 from credit.shear_settings import ClosestSpan, closest_by_rollout
-from credit.table import options_of
 from credit.tokens import tokens_of
 from grpo import Rollouts
 from harness import files
@@ -121,7 +120,7 @@ def print_plan(config: TrainConfig, folder: Path, notes: Sequence[str]) -> None:
 
 def has_floor(credit: Credit) -> bool:
     """Whether the method's weights are values of Eq. (10), at least eps ln(window) or about it."""
-    options = options_of(credit.method, credit.method_option)
+    options = credit.options
     return (options.get("reading"), options.get("distance")) == ("value", "w1")
 
 

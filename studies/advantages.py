@@ -51,7 +51,7 @@ from credit.batch import Batch, Context
 from credit.measures import around, auc, effective_weights, localisation, peak, shares_by_part
 from credit.methods import assign_credit, true_errors
 from credit.settings import Credit, Shear
-from credit.table import METHODS, NEEDS, methods_needing, options_of
+from credit.table import METHODS, NEEDS, methods_needing
 from grpo import cat_padded
 from harness.prepare import Parts
 from harness.run import seed_of
@@ -301,7 +301,7 @@ def changes_of(shear: Shear, options: Sequence[str]) -> dict[str, tuple[Credit, 
         others[f"eps {eps:g}"] = replace(shear, eps=eps)
     plain = Credit("shear", tuple(options))
     settings = {name: (plain, other) for name, other in others.items() if other != shear}
-    values = options_of("shear", options)
+    values = plain.options
     for name in ("pool", "reading", "distance"):
         for choice in METHODS["shear"].options[name].choices:
             if choice != values[name]:
