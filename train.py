@@ -41,7 +41,7 @@ from tqdm import tqdm
 
 from credit.batch import Batch
 from credit.methods import assign_credit
-from grpo import policy_loss, score
+from grpo import policy_loss
 from harness import parallel, report
 from harness.launch import RunFailed, launch, processes, resolve, run_command
 from harness.parallel import Ranks
@@ -165,9 +165,8 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         updates["checksum"] = checksum
     if sampling.dynamic_sampling:
         updates["replaced"] = sum(parallel.gather(replaced, run.ranks)) / len(batch.problems)
-    samples = report.sample_rows(
-        step, run.tokenizer, run.task, batch, config.credit.method, config.shear
-    )
+    weights = {config.credit.method: batch.weights}  # (B, T)
+    samples = report.sample_rows(step, run.tokenizer, run.task, batch, weights, config.shear)
     metrics = (
         {"step": step + 1}
         | report.step_metrics(batch, run.task, run.tokenizer)
@@ -187,12 +186,8 @@ def add_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> None:
     context = credit_context(run.config, run.actor, run.tokenizer, run.task, step, run.prm)
     for rows in batch.block_rows():
         block = batch.block(rows)
-        block.log_probs, block.entropies, block.hidden = score(  # (b, T), (b, T), (n, d)
-            run.actor,
-            block.rollouts,
-            temperature=context.temperature,
-            micro_tokens=context.micro_tokens,
-            keep_hidden="states" in credit.entry.needs,
+        block.log_probs, block.entropies, block.hidden = context.score(  # (b, T), (b, T), (n, d)
+            block.rollouts, keep_hidden="states" in credit.entry.needs
         )
         clock.lap("score")
         block.token_advantages = assign_credit(block, context, credit)  # <- where methods differ

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from credit.measures import effective_weights
 from credit.reward_model import RewardModel
 from credit.settings import Shear
 from grpo import Policy, Rollouts, Scores, cat_padded, group_advantages, score, to_padded
@@ -173,6 +174,11 @@ class Batch:
     def A(self) -> Tensor:
         """A of Eq. (1), a row per rollout, (B, 1)."""
         return self.advantages[:, None]
+
+    @property
+    def weights(self) -> Tensor:
+        """(B, T), what token advantages are multiples of A by."""
+        return effective_weights(self.token_advantages, self.advantages, self.mask)
 
     @property
     def states(self) -> Tensor:

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from credit.batch import Batch
-from credit.measures import concentration, effective_weights, localisation, weight_by_side
+from credit.measures import concentration, localisation, weight_by_side
 from credit.methods import true_error, true_errors
 from credit.settings import Credit, Shear
 from credit.shear_settings import ClosestSpan, closest_by_rollout
@@ -150,14 +150,14 @@ def wrap(text: str) -> str:
 
 def step_metrics(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
     """Metrics of a step's rollouts and credit; by first errors, too, where the task knows them."""
-    mask = batch.rollouts.mask
+    mask = batch.mask
     rewards = batch.rewards.cpu().numpy()
     groups = rewards.reshape(-1, batch.group_size)
     equal = (batch.advantages.view(-1, batch.group_size) == 0).all(1)
     by_side = {}
     if task.first_error:
         errors = true_errors(batch, task, tokenizer)[:, 0]  # (B,)
-        by_side = weight_by_side(batch_weights(batch), mask, errors)
+        by_side = weight_by_side(batch.weights, mask, errors)
     return {
         **reason_shares(batch.reasons),
         "reward": float(np.nanmean(rewards)),
@@ -171,11 +171,6 @@ def step_metrics(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -
         **by_side,
         **batch.metrics,
     }
-
-
-def batch_weights(batch: Batch) -> Tensor:
-    """The weights (B, T) that give the batch's token advantages."""
-    return effective_weights(batch.token_advantages, batch.advantages, batch.rollouts.mask)
 
 
 def step_lines(m: dict, steps: int, shown: int) -> list[str]:
@@ -203,8 +198,9 @@ def closest_in(batch: Batch, shear: Shear) -> list[list[ClosestSpan]]:
     """
     if batch.first_mixed is None or batch.closest is None:
         return []
-    group = slice(batch.first_mixed * batch.group_size, (batch.first_mixed + 1) * batch.group_size)
-    mask = batch.rollouts.mask[group].cpu()
+    first = batch.first_mixed * batch.group_size
+    group = slice(first, first + batch.group_size)
+    mask = batch.mask[group].cpu()
     correct = batch.correct[group].cpu()
     return closest_by_rollout(batch.closest, mask, correct, shear.window, shear.stride)
 
@@ -214,26 +210,23 @@ def sample_rows(
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
     batch: Batch,
-    method: str,
+    weights: dict[str, Tensor],
     shear: Shear,
-    weights: dict[str, Tensor] | None = None,
     group: int | None = None,
 ) -> list[dict]:
     """The rows of one group of the step, for samples.jsonl.
 
-    `group` defaults to the first with right and wrong rollouts, or to the first of all. `weights`
-    holds (B, T) weights by the names of methods; it defaults to the batch's own, under `method`.
+    `weights` holds (B, T) weights by the names of methods. `group` defaults to the first with right
+    and wrong rollouts, or to the first of all.
     """
     if group is None:
         group = batch.first_mixed or 0
     closest = closest_in(batch, shear) if group == batch.first_mixed else []
-    if weights is None:
-        weights = {method: batch_weights(batch)}  # (B, T)
     first = group * batch.group_size
     problem = batch.problems[group]
     rows = []
     for row in range(first, first + batch.group_size):
-        mask = batch.rollouts.mask[row]  # (T,)
+        mask = batch.mask[row]  # (T,)
         sample = {
             "step": step + 1,
             "problem": problem["problem"],
@@ -288,12 +281,11 @@ def credit_vs_first_error(
     Also returns an example to print, and the first group's rows for the page. That group's problem
     is the same before and after training.
     """
-    weights = batch_weights(batch)  # (B, T)
     wrong_step = true_errors(batch, task, tokenizer)  # (B, 2)
     return {
-        "localisation": localisation(weights, batch.rollouts.mask, wrong_step) or {},
-        "example": worked_example(tokenizer, batch.rollouts, weights, wrong_step[:, 0]),
-        "samples": sample_rows(-1, tokenizer, task, batch, method, shear, group=0),
+        "localisation": localisation(batch.weights, batch.mask, wrong_step) or {},
+        "example": worked_example(tokenizer, batch.rollouts, batch.weights, wrong_step[:, 0]),
+        "samples": sample_rows(-1, tokenizer, task, batch, {method: batch.weights}, shear, group=0),
     }
 
 
@@ -463,10 +455,10 @@ def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, pa
 
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     rewards, weights = figure.subplots(1, 2)
-    steps = [m["step"] for m in history]
-    rewards.plot(steps, [m["reward"] for m in history], color=INK, label="right, training batch")
-    no_signal = [m["equal_groups"] for m in history]
-    rewards.plot(steps, no_signal, color=FAINT, label="groups without signal")
+    rows = pd.DataFrame(history)  # one per step
+    steps = rows["step"]
+    rewards.plot(steps, rows["reward"], color=INK, label="right, training batch")
+    rewards.plot(steps, rows["equal_groups"], color=FAINT, label="groups without signal")
     for name, marker, colour in (("greedy", "o", RIGHT), ("sampled", "s", WRONG)):
         means, errors, _ = zip(before[name], after[name], strict=True)
         label = f"right, held out, {name}"
@@ -478,12 +470,10 @@ def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, pa
         "weight_after": ("wrong, from it on", WRONG),
     }
     for name, (title, colour) in curves.items():
-        if any(name in m for m in history):
-            values = [m.get(name, math.nan) for m in history]
-            weights.plot(steps, values, color=colour, label=title)
-    ratios = [m["eps_over_nbar"] for m in history if "eps_over_nbar" in m]
-    if ratios:
-        floor = float(np.mean(ratios)) * math.log(config.shear.window)
+        if name in rows:
+            weights.plot(steps, rows[name], color=colour, label=title)
+    if "eps_over_nbar" in rows:
+        floor = rows["eps_over_nbar"].mean() * math.log(config.shear.window)
         weights.axhline(floor, color=FAINT, ls="--", lw=1, label="floor, eps ln window")
     weights.axhline(0, color=FAINT, lw=0.5)
     weights.set(ylabel="mean token weight", title=f"{config.credit.method} weights")

@@ -225,7 +225,7 @@ def read_all(
             weights[name] = weights_of(batch, context, Credit(name))
         read.closest.append(report.closest_in(batch, context.shear))
         read.samples.extend(
-            report.sample_rows(0, context.tokenizer, task, batch, "shear", context.shear, weights)
+            report.sample_rows(0, context.tokenizer, task, batch, weights, context.shear)
         )
         if task.first_error:  # keep the states, which all methods and settings read again
             read.batches.append(batch)

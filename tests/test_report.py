@@ -78,9 +78,8 @@ def test_samples_are_of_the_first_mixed_group(step, monkeypatch):
     """Rows have verdicts, the true first error, one weight per token, and the rollout's spans."""
     monkeypatch.setattr(report, "closest_in", lambda *inputs: [[]] * 2)
     tokenizer, task, batch, weights = step
-    parts = 6, tokenizer, task, batch, "shear", Shear()
-    right, wrong = report.sample_rows(*parts, {"shear": weights})
-    assert report.sample_rows(*parts) == [right, wrong]
+    parts = 6, tokenizer, task, batch, {"shear": weights}, Shear()
+    right, wrong = report.sample_rows(*parts)
     expected = {"response": RIGHT, "reason": "correct", "first_error": None}
     assert expected.items() <= right.items()
     expected = {"response": WRONG, "score": 0.0, "first_error": (0, "arith", 12), "step": 7}
@@ -89,7 +88,8 @@ def test_samples_are_of_the_first_mixed_group(step, monkeypatch):
     assert "".join(wrong["tokens"]) == WRONG + "<eos>"
     first = report.sample_rows(*parts, group=0)
     assert [(row["response"], "spans" in row) for row in first] == [(WRONG, False)] * 2
-    assert len(report.credit_vs_first_error(*parts[1:])["samples"]) == 2
+    of_one = report.credit_vs_first_error(tokenizer, task, batch, "shear", Shear())
+    assert of_one["samples"] == [row | {"step": 0} for row in first]
 
 
 def test_example_marks_the_line_of_the_first_error(step):
