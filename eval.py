@@ -33,13 +33,19 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from harness import checkpoint, evaluation, files, parallel, tables
-from harness.evaluation import Sampler, average, paired_difference, samples_of, summarise
+from harness.evaluation import Sampler, paired_difference, samples_of, summarise
 from harness.launch import launch, processes, resolve_machine, run_command
 from harness.models import load_model, load_tokenizer, round_weights
 from harness.paper_tables import backbone_of
 from harness.parallel import Ranks
 from harness.prepare import check_problems
-from harness.tables import mean_and_error, same_benchmarks, select_checkpoints, with_legend
+from harness.tables import (
+    mean_and_error,
+    same_benchmarks,
+    select_checkpoints,
+    with_average,
+    with_legend,
+)
 from tasks import benchmarks
 from tasks.benchmarks import Loaded
 from tasks.problems import choose_template
@@ -311,7 +317,7 @@ def show_runs(folders: Sequence[str], paper: str | None) -> None:
         lines = []
         for step, results in by_step.items():
             line = {"step": step.removeprefix("step ")}
-            for name, result in (results | {"average": average(results)}).items():
+            for name, result in with_average(results).items():
                 line[name] = mean_and_error(result)
             lines.append(line)
         print("\n".join([printable(run), "", *with_legend(lines)]))

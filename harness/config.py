@@ -70,6 +70,7 @@ MAY_CHANGE = frozenset(
     "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens "
     "generate_batch eval_every bench bench_data track force".split()
 )
+FLAT = (tyro.conf.OmitArgPrefixes,)  # flags are named by their fields alone
 UNSPELT = "given", "digest", "method_option"  # settings that `spell` makes no flag of
 
 
@@ -262,14 +263,7 @@ class Preset:
 
 def preset(argv: Sequence[str] | None) -> TrainConfig:
     """The defaults of train.py's flags beside the flags that were given, whose names it has."""
-    with safe_streams():
-        chosen, _ = tyro.cli(
-            Preset,
-            args=argv,
-            add_help=False,
-            return_unknown_args=True,
-            console_outputs=not rank_of_torchrun(),
-        )
+    chosen, _ = read_flags(Preset, argv, add_help=False, return_unknown_args=True)
     default = PRESETS.get(chosen.task or ("math" if chosen.model else "embedded"), PAPER)
     return replace(smoke(default) if chosen.smoke else default, given=given_flags(argv))
 
@@ -281,34 +275,25 @@ def given_flags(argv: Sequence[str] | None) -> tuple[str, ...]:
     return tuple(sorted({name.removeprefix("no_") for name in names}))
 
 
-def parse(
-    kind: type[Config], argv: Sequence[str] | None, prog: str, default: Config | None = None
-) -> Config:
-    """The flags of a command over their defaults.
+def read_flags(kind: type, argv: Sequence[str] | None, **options: Any) -> Any:
+    """The flags of a command as `tyro.cli` returns them with these options.
 
-    tyro prints --help and mistakes, and ends the process.
+    tyro prints --help and mistakes, on rank 0 alone, and ends the process.
     """
     with safe_streams():
         return tyro.cli(
             kind,
             args=argv,
-            prog=prog,
-            default=default or tyro.MISSING_NONPROP,
-            config=(tyro.conf.OmitArgPrefixes,),
+            config=FLAT,
             console_outputs=not rank_of_torchrun(),
+            **options,
         )
 
 
 def parse_study(kind: type[Config], argv: Sequence[str] | None = None) -> tuple[Config, list[str]]:
     """A study's own flags, and the others as they are, which are those of train.py."""
-    with safe_streams():
-        return tyro.cli(
-            kind,
-            args=argv,
-            prog=f"python -m studies.{kind.__name__.lower()}",
-            console_outputs=not rank_of_torchrun(),
-            return_unknown_args=True,
-        )
+    prog = f"python -m studies.{kind.__name__.lower()}"
+    return read_flags(kind, argv, prog=prog, return_unknown_args=True)
 
 
 def refuse_flags(config: TrainConfig, refused: str, reason: str) -> None:
@@ -341,7 +326,7 @@ def rank_of_torchrun() -> int | None:
 
 def parse_train(argv: Sequence[str] | None = None) -> TrainConfig:
     """The flags of a run; `harness.launch.resolve` has what follows from them."""
-    return parse(TrainConfig, argv, "python train.py", preset(argv))
+    return read_flags(TrainConfig, argv, prog="python train.py", default=preset(argv))
 
 
 def resume(config: TrainConfig, folder: str) -> TrainConfig:
@@ -504,7 +489,7 @@ class EvalConfig:
 
 def parse_eval(argv: Sequence[str] | None = None) -> EvalConfig:
     """The flags of an evaluation."""
-    return parse(EvalConfig, argv, "python eval.py")
+    return read_flags(EvalConfig, argv, prog="python eval.py")
 
 
 def check_eval(config: EvalConfig) -> EvalConfig:
@@ -574,13 +559,8 @@ def takes(name: str, usual: object, value: object) -> bool:
     if value == usual or name in UNSPELT:
         return usual is None or type(value) is type(usual)
     try:
-        read = tyro.cli(
-            TrainConfig,
-            args=spell(name, value),
-            default=PAPER,
-            config=(tyro.conf.OmitArgPrefixes,),
-            console_outputs=False,
-        )
+        words = spell(name, value)
+        read = tyro.cli(TrainConfig, args=words, default=PAPER, config=FLAT, console_outputs=False)
     except SystemExit:
         return False
     return flat(read)[name] == value

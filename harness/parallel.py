@@ -193,8 +193,9 @@ def shard(
     """
     # Before it is copied: the machine's memory would hold two for each rank.
     torch.nn.Module.to(model, ranks.device)
+    layout = packing_of(model)
     if ranks.world == 1 and dtype == torch.float32:
-        policy = policy_of(model.float(), recompute)
+        policy = Policy(model.float(), recompute, layout)
         return policy, policy
     if not dist.is_initialized():  # a mesh of one
         dist.init_process_group(
@@ -205,7 +206,7 @@ def shard(
         copied = parameter.detach().to(dtype, copy=True)
         rounded[id(parameter)] = torch.nn.Parameter(copied, parameter.requires_grad)
     sampler = copy.deepcopy(model, rounded)  # which takes these instead of its parameters
-    policy = policy_of(model, recompute)
+    policy = Policy(model, recompute, layout)  # not before the copy, which would run its layers
     size = shard_over or ranks.world
     mesh = init_device_mesh(
         ranks.device.type, (ranks.world // size, size), mesh_dim_names=("replicate", "shard")
@@ -216,13 +217,7 @@ def shard(
     for layer in layers_of(model):  # one at a time to float32: only shards of it stay
         fully_shard(layer.float(), mesh=mesh, mp_policy=precision)
     fully_shard(policy.float(), mesh=mesh, mp_policy=precision)
-    return policy, policy_of(sampler, recompute)
-
-
-def policy_of(model: PreTrainedModel, recompute: bool) -> Policy:
-    """The policy of a model, with rollouts packed as it allows."""
-    layout = packing_of(model)
-    return Policy(model, recompute, layout)
+    return policy, Policy(sampler, recompute, layout)
 
 
 def full(value: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
@@ -32,7 +33,7 @@ from harness.launch import INTERRUPTS, RunFailed
 from harness.models import fast_rollout
 from harness.parallel import Ranks
 from harness.prepare import Parts
-from rewards import Verdict
+from rewards import Verdict, rewards_of
 from tasks.benchmarks import Loaded
 from tasks.problems import Task
 from tasks.rows import BadInput
@@ -319,22 +320,18 @@ def resample_equal(
     replaced = 0
     size = sampling.rollouts_per_prompt
     for round in range(1, 1 + sampling.dynamic_sampling):
-        equal = []
-        for group in range(len(problems)):
-            rewards = {verdict.reward for verdict in verdicts[group * size : (group + 1) * size]}
-            if len(rewards - {None}) < 2:
-                equal.append(group)
-        if not equal:
+        groups = pd.DataFrame(rewards_of(verdicts).reshape(-1, size))  # NaN: no verdict
+        equal = np.flatnonzero(groups.nunique(axis=1) < 2)  # without NaN
+        if not equal.size:
             break
         drawn = run.task.draw(step, sampling.prompts_per_step, run.config.seed, round)
         others = parallel.share(drawn, run.ranks)[: len(equal)]
         new_rollouts, new_verdicts = sample_and_grade(
             run, others, size, sampling.temperature, clock
         )
-        rows: list[int] = []
         for group, problem in zip(equal, others, strict=True):
             problems[group] = problem
-            rows += range(group * size, (group + 1) * size)
+        rows = np.arange(len(verdicts)).reshape(-1, size)[equal].flatten().tolist()
         for row, verdict in zip(rows, new_verdicts, strict=True):
             verdicts[row] = verdict
         rollouts = rollouts.with_rows(rows, new_rollouts)

@@ -122,6 +122,11 @@ def result_table(
     return with_legend(rows, [f"†: the paper's, {backbone}"] if backbone else [])
 
 
+def with_average(results: dict[str, dict]) -> dict[str, dict]:
+    """The results, and their average where there are several."""
+    return results | {"average": average(results)} if len(results) > 1 else results
+
+
 def suite_of(names: Iterable[str]) -> str:
     """The suite whose benchmarks these are, all of them; "" if there is none."""
     for suite, members in SUITES.items():
@@ -146,21 +151,15 @@ def side_by_side(
     """Several models: their means, and after each but the first its gain over that one."""
     first, *others = models
     rows = []
-    for name, result in models[first].items():
+    for name, result in with_average(models[first]).items():
         row = {"benchmark": name, first: mean_and_error(result)}
         for model in others:
-            gain = differences[model][name]
-            row[model] = mean_and_error(models[model][name])
-            mark = " *" if abs(gain["mean"]) > SURE * gain["error"] else ""  # none for NaN
-            row[f"gain of {model}"] = mean_and_error(gain) + mark
-        rows.append(row)
-    if len(rows) > 1:
-        mean = average(models[first])
-        row = {"benchmark": "average", first: mean_and_error(mean)}
-        for model in others:
-            other = average(models[model])
+            other = with_average(models[model])[name]
+            gain = differences[model].get(name, {"mean": other["mean"] - result["mean"]})
+            error = gain.get("error")  # not known of an average
+            sure = error is not None and abs(gain["mean"]) > SURE * error  # False for NaN
             row[model] = mean_and_error(other)
-            row[f"gain of {model}"] = percent(other["mean"] - mean["mean"])
+            row[f"gain of {model}"] = percent(gain["mean"], error) + (" *" if sure else "")
         rows.append(row)
     legend = f"gain: over {first}, paired by problem; `*`: more than {SURE} standard errors"
     return with_legend(rows, [legend])
@@ -210,16 +209,16 @@ def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[
     Cells are mean ± standard deviation over the runs.
     """
     row = {"": f"{len(best)} runs, best"}
-    for name in best[0]:
-        row[name] = mean_and_std(pd.Series([results[name]["mean"] for results in best]))
-    row["average"] = mean_and_std(pd.Series([average(results)["mean"] for results in best]))
+    for name in with_average(best[0]):
+        means = [with_average(results)[name]["mean"] for results in best]
+        row[name] = mean_and_std(pd.Series(means))
     rows = [row]
     if not backbone:
         return with_legend(rows)
     suite = suite_of(best[0])
     for method, printed in PAPER[backbone].items():
         cells = {"": f"{method} †"}
-        for name in [*best[0], "average"]:
+        for name in with_average(best[0]):
             mean, deviation = printed.get(suite if name == "average" else name, UNKNOWN)
             cells[name] = percent(mean / 100, deviation / 100)
         rows.append(cells)

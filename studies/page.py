@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import tyro
 
-from harness.config import PathFlag, parse
+from harness.config import PathFlag, read_flags
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Page:
 
 def parse_page(argv: Sequence[str] | None = None) -> Page:
     """This command's flags."""
-    return parse(Page, argv, "python -m studies.page")
+    return read_flags(Page, argv, prog="python -m studies.page")
 
 
 if __name__ == "__main__":
