@@ -453,7 +453,7 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch, 
         seen.append(len(rollouts.texts))
         return scored
 
-    monkeypatch.setattr(train, "score", noted)
+    monkeypatch.setattr(batches, "score", noted)
     problems = run.task.train[:5]
     verdicts = [Verdict(row % 2.0, "drawn") for row in range(40)]
     for tokens in (1, 2 * of_a_group, 2**20):
@@ -584,7 +584,7 @@ def test_grpo_does_not_keep_hidden_states(quick, monkeypatch):
         kept.append(keep_hidden)
         interrupt()
 
-    monkeypatch.setattr(train, "score", noted)
+    monkeypatch.setattr(batches, "score", noted)
     for method in ("grpo", "shear"):
         run = assembled(quick, "--method", method)
         with pytest.raises(KeyboardInterrupt):
