@@ -42,9 +42,9 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import TypedDict
 
+from fast.rollout import fast_rollout
 from harness import files, parallel
 from harness.config import Protocol, TrainConfig
-from harness.models import fast_rollout
 from harness.parallel import Ranks
 from rewards import Verdict, grade_all, style_of
 from tasks import toy

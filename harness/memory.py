@@ -3,10 +3,9 @@
     predict(model_config, config, ...)  GB per GPU of each part, and of sampling and training
     plan(model_config, config, ranks)   its lines on memory and disk, with warnings; raises BadInput
                                         where either can never suffice
-    rows_that_fit(model, ...)           how many rollouts to generate at a time
 
 Weights, AdamW's moments and the sampling copy stay in memory throughout. Sampling adds the rollouts
-that are generated together (`row_bytes` each); training adds gradients and logits.
+that are generated together (`fast.rollout.row_bytes` each); training adds gradients and logits.
 
 Left out: activations, the layers that FSDP holds whole, the memory of a credit method (SHEAR's
 states and distances, a process reward model), the lessons of `--task words` (16 bytes per
@@ -19,17 +18,16 @@ import shutil
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from credit import lora
+from fast.rollout import SHARE, row_bytes
 from grpo import AT_ONCE, HEAD_CHUNK
 from harness.config import TrainConfig
 from harness.parallel import Ranks
 from tasks.rows import BadInput
 
 PROMPT = 256  # assumed tokens per prompt: the true number is unknown before the data is read
-# Share of the free memory for the rollouts generated together; the rest is for what is left out.
-SHARE = 0.8
 
 
 def predict(
@@ -69,32 +67,6 @@ def predict(
     # on disk: the weights, those of the sampling copy, the moments
     gb["checkpoint"] = (4 + size) * total + 8 * trained
     return {name: count / 1e9 for name, count in gb.items()}
-
-
-def rows_that_fit(model: PreTrainedModel, prompt: int, response: int) -> int:
-    """How many rollouts of this length fit into the free memory of this rank's GPU; at least 1."""
-    torch.cuda.empty_cache()  # otherwise memory that training has cached would count as taken
-    free, _ = torch.cuda.mem_get_info()
-    row = row_bytes(model.config, prompt, response, model.dtype.itemsize)
-    return max(1, int(SHARE * free) // row)
-
-
-def row_bytes(config: PreTrainedConfig, prompt: int, response: int, itemsize: int) -> int:
-    """Bytes per rollout in `generate`.
-
-    They are its cache, four float32 copies of one token's logits, and the working memory of one
-    layer. A layer works with the prompt's activations at first, then with keys and values that are
-    copied for every query head; the larger of the two counts.
-    """
-    text = config.get_text_config()
-    head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    head = 2 * (prompt + response) * head_width  # numbers in the keys and values of one head
-    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    cache = text.num_hidden_layers * kv_heads * head
-    wide = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
-    prefill = prompt * (6 * text.hidden_size + 3 * wide)  # counted on Qwen2
-    layer = max(prefill, text.num_attention_heads * head)
-    return itemsize * (cache + layer) + 4 * 4 * text.vocab_size
 
 
 def parameters(config: PreTrainedConfig, rank: int = 0) -> tuple[int, int]:

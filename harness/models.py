@@ -4,7 +4,6 @@
     load_tokenizer(option, name)   a tokenizer alone
     load_model(name, device, ...)  a causal LM with its weights
     load_reward_model(name, ...)   a process reward model and its tokenizer
-    fast_rollout(model, ...)       `grpo.rollout` with the hooks of `fast`
 
 No code of a folder is run. What is loaded is checked: that the weights are all there, of the shapes
 of config.json and finite, and that the logits are the head of the last hidden state, which
@@ -14,7 +13,7 @@ of config.json and finite, and that the logits are the head of the last hidden s
 import contextlib
 import functools
 import importlib.metadata
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -31,12 +30,8 @@ from transformers import (
 from transformers.utils import logging
 
 from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, RewardModel, encode
-from fast.decode import live_rows
-from fast.prefill import shared_prefill
-from grpo import AT_ONCE, Rollouts, hf_generate, rollout, token_ids
 from harness.files import config_of
 from harness.launch import out_of_memory
-from harness.memory import rows_that_fit
 from tasks.rows import BadInput
 
 logging.set_verbosity(logging.CRITICAL)  # transformers' reports would stand beside our one sentence
@@ -228,30 +223,3 @@ def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> Re
     assert isinstance(model, ProcessRewardModel)  # whose class made it
     check_finite("--prm", name, model)
     return model.eval().requires_grad_(False), tokenizer
-
-
-def fast_rollout(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[str | list[int]],
-    group_size: int,
-    *,
-    max_tokens: int,
-    temperature: float,
-    generate_batch: int = 0,
-) -> Rollouts:
-    """`grpo.rollout`, sooner: `generate_batch` rollouts at a time, 0: on a GPU as many as fit."""
-    batch_size = generate_batch or AT_ONCE
-    if not generate_batch and model.device.type == "cuda":
-        longest = max(map(len, token_ids(tokenizer, prompts)))
-        batch_size = rows_that_fit(model, longest, max_tokens)
-    return rollout(
-        model,
-        tokenizer,
-        prompts,
-        group_size,
-        max_tokens=max_tokens,
-        temperature=temperature,
-        batch_size=batch_size,
-        generate=partial(shared_prefill, partial(hf_generate, loop=live_rows)),
-    )

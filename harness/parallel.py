@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
+import pandas as pd
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -170,11 +171,7 @@ def together(ranks: Ranks) -> Iterator[None]:
 
 def total(sums: dict[str, float], ranks: Ranks) -> dict[str, float]:
     """Each number's sum over the ranks."""
-    if ranks.world == 1:
-        return sums
-    values = torch.tensor([sums[name] for name in sums], dtype=torch.float64)
-    dist.all_reduce(values)
-    return dict(zip(sums, values.tolist(), strict=True))
+    return pd.DataFrame(gather(sums, ranks)).sum(skipna=False).to_dict()
 
 
 def shard(

@@ -158,8 +158,7 @@ def step_metrics(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -
     if task.first_error:
         errors = true_errors(batch, task, tokenizer)[:, 0]  # (B,)
         by_side = weight_by_side(batch.weights, mask, errors)
-    return {
-        **reason_shares(batch.reasons),
+    metrics = {
         "reward": float(np.nanmean(rewards)),
         "solved": float((np.nan_to_num(groups).max(1) > 0.5).mean()),
         "equal_groups": equal.float().mean().item(),
@@ -167,10 +166,9 @@ def step_metrics(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -
         "length": mask.sum(1).float().mean().item(),
         "truncated": batch.rollouts.truncated.float().mean().item(),
         "entropy": batch.entropies[mask].mean().item(),
-        **concentration(batch.token_advantages, batch.advantages, mask),
-        **by_side,
-        **batch.metrics,
     }
+    spread = concentration(batch.token_advantages, batch.advantages, mask)
+    return reason_shares(batch.reasons) | metrics | spread | by_side | batch.metrics
 
 
 def step_lines(m: dict, steps: int, shown: int) -> list[str]:

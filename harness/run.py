@@ -25,12 +25,12 @@ from transformers import PreTrainedTokenizerBase
 from credit import lora
 from credit.batch import Context
 from credit.reward_model import RewardModel
+from fast.rollout import fast_rollout
 from grpo import Policy, Rollouts
 from harness import checkpoint, files, parallel, report
 from harness.config import MAY_CHANGE, TrainConfig, flat, read_config, spell
 from harness.evaluation import Sampler, evaluate_benchmark, protocol_of, summarise
 from harness.launch import INTERRUPTS, RunFailed
-from harness.models import fast_rollout
 from harness.parallel import Ranks
 from harness.prepare import Parts
 from rewards import Verdict, rewards_of

@@ -39,6 +39,7 @@ from credit.salience import answer_places
 from credit.settings import Shear
 from credit.shear_settings import ClosestSpan
 from fast.packing import packing_of
+from fast.rollout import fast_rollout
 from grpo import (
     Policy,
     Rollouts,
@@ -50,7 +51,6 @@ from grpo import (
     stop_ids,
 )
 from harness import files
-from harness.models import fast_rollout
 from harness.prepare import Parts
 from harness.run import credit_context, seed_of
 from rewards import Verdict

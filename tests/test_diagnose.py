@@ -19,10 +19,10 @@ from credit import teacher
 from credit.measures import around, peak, shares_by_part
 from credit.shear_settings import ClosestSpan
 from credit.table import METHODS
+from fast.rollout import fast_rollout
 from grpo import Policy, Rollouts, pad_left, rollout, score
 from harness import files, models
 from harness.config import PAPER, with_values
-from harness.models import fast_rollout
 from harness.prepare import Parts
 from rewards import Verdict
 from studies import diagnose, figures, page, prefixes

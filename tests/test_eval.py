@@ -10,10 +10,10 @@ from made import ROOT, cases, interrupt, run_well, saved, text_of, words_of
 
 import eval as command
 import train
+from fast.rollout import fast_rollout
 from harness import evaluation, files, tables
 from harness.config import Embedded
 from harness.files import read_lines
-from harness.models import fast_rollout
 from tasks import toy
 from tasks.benchmarks import SUITES
 

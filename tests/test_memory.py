@@ -8,6 +8,7 @@ import torch
 from made import DOCS
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
+from fast.rollout import row_bytes, rows_that_fit
 from grpo import HEAD_CHUNK
 from harness import memory, parallel
 from harness.config import PAPER, TrainConfig, with_values
@@ -102,16 +103,16 @@ def test_a_rollout_s_bytes_and_how_many_fit(documented, monkeypatch):
         for rows, expected in (7.01, 7), (6.99, 6), (0, 1):
             free = int(rows * row / 0.8), 0
             monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: free)
-            assert memory.rows_that_fit(model.to(dtype), 10, 90) == expected
+            assert rows_that_fit(model.to(dtype), 10, 90) == expected
     configs = (LlamaConfig(**SHAPE, intermediate_size=16, head_dim=dim) for dim in (4, 8))
-    narrow, wide = (memory.row_bytes(config, 256, 3, 2) for config in configs)
+    narrow, wide = (row_bytes(config, 256, 3, 2) for config in configs)
     assert wide - narrow == 259 * 2 * 3 * 4 * 2
     large = documented["large"]
     bounded, free = (
         memory.predict(large, flags(), 1, room)["sampling"] for room in (150, math.inf)
     )
     assert bounded < 150 < free  # a GPU's size bounds the cache
-    row, many = memory.row_bytes(TINY, 256, 3000, 2), {"heldout": 9000}
+    row, many = row_bytes(TINY, 256, 3000, 2), {"heldout": 9000}
     for rows, changes in (1, {"generate_batch": 1}), (9000, many), (512, many | {"device": "cpu"}):
         predicted = memory.predict(TINY, flags(**changes), 1)
         assert predicted["generating"] == pytest.approx(rows * row / 1e9)

@@ -11,9 +11,9 @@ from collections import Counter
 import torch
 
 from credit.tokens import tokens_of
+from fast.rollout import fast_rollout
 from harness.config import parse_train
 from harness.launch import resolve
-from harness.models import fast_rollout
 from harness.parallel import Ranks
 from harness.prepare import load_parts
 

@@ -11,10 +11,10 @@ import time
 import torch
 
 from fast import packing
+from fast.rollout import fast_rollout
 from grpo import Policy, score
 from harness.config import parse_train
 from harness.launch import resolve
-from harness.models import fast_rollout
 from harness.parallel import Ranks
 from harness.prepare import load_parts
 

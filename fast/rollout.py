@@ -1,0 +1,74 @@
+"""`grpo.rollout` with every hook of this folder, as many rollouts at a time as fit.
+
+    fast_rollout(model, tokenizer, prompts, ...)   the rollouts of `grpo.rollout`, sooner
+    rows_that_fit(model, prompt, response)         how many the free memory of a GPU holds
+    row_bytes(config, prompt, response, itemsize)  memory of one while it is generated
+
+Prompts are read once (`fast.prefill`) and rollouts that have ended leave the batch (`fast.decode`).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from fast.decode import live_rows
+from fast.prefill import shared_prefill
+from grpo import AT_ONCE, Rollouts, hf_generate, rollout, token_ids
+
+# Share of the free memory for the rollouts generated together; the rest is for what is left out.
+SHARE = 0.8
+
+
+def fast_rollout(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[str | list[int]],
+    group_size: int,
+    *,
+    max_tokens: int,
+    temperature: float,
+    generate_batch: int = 0,
+) -> Rollouts:
+    """`grpo.rollout`, sooner: `generate_batch` rollouts at a time, 0: on a GPU as many as fit."""
+    batch_size = generate_batch or AT_ONCE
+    if not generate_batch and model.device.type == "cuda":
+        longest = max(map(len, token_ids(tokenizer, prompts)))
+        batch_size = rows_that_fit(model, longest, max_tokens)
+    return rollout(
+        model,
+        tokenizer,
+        prompts,
+        group_size,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        batch_size=batch_size,
+        generate=partial(shared_prefill, partial(hf_generate, loop=live_rows)),
+    )
+
+
+def rows_that_fit(model: PreTrainedModel, prompt: int, response: int) -> int:
+    """How many rollouts of this length fit into the free memory of this rank's GPU; at least 1."""
+    torch.cuda.empty_cache()  # otherwise memory that training has cached would count as taken
+    free, _ = torch.cuda.mem_get_info()
+    row = row_bytes(model.config, prompt, response, model.dtype.itemsize)
+    return max(1, int(SHARE * free) // row)
+
+
+def row_bytes(config: PreTrainedConfig, prompt: int, response: int, itemsize: int) -> int:
+    """Bytes per rollout in `generate`.
+
+    They are its cache, four float32 copies of one token's logits, and the working memory of one
+    layer. A layer works with the prompt's activations at first, then with keys and values that are
+    copied for every query head; the larger of the two counts.
+    """
+    text = config.get_text_config()
+    head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    head = 2 * (prompt + response) * head_width  # numbers in the keys and values of one head
+    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    cache = text.num_hidden_layers * kv_heads * head
+    wide = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    prefill = prompt * (6 * text.hidden_size + 3 * wide)  # counted on Qwen2
+    layer = max(prefill, text.num_attention_heads * head)
+    return itemsize * (cache + layer) + 4 * 4 * text.vocab_size
