@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from credit import ablations
+from credit.batch import Batch
 from credit.settings import Shear
 from fast.distances import token_distances
 from fast.race import race
@@ -123,6 +124,20 @@ def closest_by_rollout(
         ):
             found[row].append(ClosestSpan(start, end, distance, *opposing[index]))
     return found
+
+
+def closest_in(batch: Batch, shear: Shear) -> list[list[ClosestSpan]]:
+    """Each span and its closest opposing span, for the first group with right and wrong rollouts.
+
+    A list per rollout; [] without SHEAR or such a group.
+    """
+    if batch.first_mixed is None or batch.closest is None:
+        return []
+    first = batch.first_mixed * batch.group_size
+    group = slice(first, first + batch.group_size)
+    mask = batch.mask[group].cpu()
+    correct = batch.correct[group].cpu()
+    return closest_by_rollout(batch.closest, mask, correct, shear.window, shear.stride)
 
 
 def spans_in(mask: Tensor, window: int, stride: int) -> list[tuple[int, int, int]]:

@@ -27,7 +27,7 @@ from credit.batch import Batch
 from credit.measures import concentration, localisation, weight_by_side
 from credit.methods import true_error, true_errors
 from credit.settings import Credit, Shear
-from credit.shear_settings import ClosestSpan, closest_by_rollout
+from credit.shear_settings import closest_in
 from credit.tokens import tokens_of
 from grpo import Rollouts
 from harness import files
@@ -187,20 +187,6 @@ def step_lines(m: dict, steps: int, shown: int) -> list[str]:
         means = [f"{name} {mean_and_error(result)}" for name, result in m["bench"].items()]
         lines.append(wrap(f"on benchmarks: {', '.join(means)}"))
     return lines
-
-
-def closest_in(batch: Batch, shear: Shear) -> list[list[ClosestSpan]]:
-    """Each span and its closest opposing span, for the first group with right and wrong rollouts.
-
-    A list per rollout; [] without SHEAR or such a group.
-    """
-    if batch.first_mixed is None or batch.closest is None:
-        return []
-    first = batch.first_mixed * batch.group_size
-    group = slice(first, first + batch.group_size)
-    mask = batch.mask[group].cpu()
-    correct = batch.correct[group].cpu()
-    return closest_by_rollout(batch.closest, mask, correct, shear.window, shear.stride)
 
 
 def sample_rows(

@@ -80,7 +80,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit.batch import Batch, Context
-from credit.shear_settings import ClosestSpan
+from credit.shear_settings import ClosestSpan, closest_in
 from harness import files, report, tables
 from harness.evaluation import context_of
 from harness.launch import resolve, run_command
@@ -223,7 +223,7 @@ def read_all(
         weights = {"shear": weights_of(batch, context, shear)}  # (G, T) each
         for name in others:
             weights[name] = weights_of(batch, context, Credit(name))
-        read.closest.append(report.closest_in(batch, context.shear))
+        read.closest.append(closest_in(batch, context.shear))
         read.samples.extend(
             report.sample_rows(0, context.tokenizer, task, batch, weights, context.shear)
         )
