@@ -48,6 +48,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, NotRequired
 
@@ -55,9 +56,9 @@ import tyro
 
 from credit.settings import Credit
 from credit.table import METHODS, method_of, methods_needing
-from harness.config import PathFlag, Seeds, Texts, parse_study, spell
+from harness.config import PathFlag, Seeds, Texts, parse_study
 from tasks.rows import BadInput
-from tasks.settings import TASKS, Count, number, several
+from tasks.settings import LARGE, TASKS, Count, number, read_number, several
 
 OPTIONS: dict[str, dict] = {"sdpo": {"method_option": ("mix=0.9",)}}  # for a weak model
 CHANGES: dict[str, dict] = {
@@ -83,12 +84,14 @@ def flags_of(arm: str) -> dict:
     try:
         method_of(method)
         for change in changes:
-            scale = change.removeprefix("wrong-")
             if "=" in change:
                 flags["method_option"] = (*flags.get("method_option", ()), change)
+            elif change in CHANGES:
+                flags |= CHANGES[change]
             else:
-                flags |= CHANGES[change] if scale == change else {"negative_scale": float(scale)}
-    except (KeyError, ValueError) as error:
+                scale = change.removeprefix("wrong-")
+                flags["negative_scale"] = read_number(float, 0, LARGE, scale)
+    except ValueError as error:
         raise BadInput(
             f"--methods {arm}: is not a method of train.py with any of {SUFFIXES}; change it"
         ) from error
@@ -129,7 +132,7 @@ from typing_extensions import TypedDict
 
 import train
 from harness import files, parallel, report, tables
-from harness.config import TrainConfig, parse_train, refuse_flags
+from harness.config import TrainConfig, parse_train, refuse_flags, with_values
 from harness.launch import resolve, run_command
 from harness.prepare import Parts, give_lessons, load_parts
 from harness.run import Run, build_run, open_folder, sample_and_grade, seed_of
@@ -145,10 +148,6 @@ TRAINING = "", "credit", "fast", "grading", "harness", "tasks"  # folders of the
 GROUPS, CONTINUATIONS = 16, 16  # for measuring true token advantages
 TIMED = 3  # steps
 CREDIT = {"method", "method_option", "rescale", "negative_scale"}  # flags that change credit alone
-# numbers of a trial; what is within "before" and "after" has a dot
-OUTCOMES = (
-    "curve sampled weight_mean ess before.auc after.auc before.auc_step after.auc_step".split()
-)
 
 
 class Line(TypedDict):
@@ -183,15 +182,23 @@ class Cell(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """The keys of a trial's line that tell it from the others of its stage.
+    """The keys of a trial's line that tell it from the others.
 
     `cell` is a task's flags, `rule` an arm.
     """
 
+    stage: str
     cell: str
     seed: int
     rule: str
     lr: float
+
+
+# Numbers of a trial, and columns of a table of trials; what is within another has a dot.
+OUTCOMES = (
+    "curve sampled weight_mean ess before.auc after.auc before.auc_step after.auc_step".split()
+)
+COLUMNS = [*Trial._fields, *OUTCOMES, "code", "rewards", "step", "of_grpo", "advantages.methods"]
 
 
 @run_command(memory="lower --jobs or --micro-tokens")
@@ -222,11 +229,9 @@ def main(argv: list[str] | None = None) -> None:
     flags.rows.parent.mkdir(parents=True, exist_ok=True)
     for stage, seeds in stages.items():
         run_stage(stage, cell, seeds, flags.rows, flags.jobs)
-    trials = []
-    for trial in trials_in(flags.rows):
-        if trial["stage"] != "confirm" or trial["seed"] in flags.seeds:
-            trials.append(trial)
-    print("\n".join(tables.markdown(table_of(trials, cell))))
+    trials = trials_in(flags.rows)
+    counts = (trials["stage"] != "confirm") | trials["seed"].isin(flags.seeds)
+    print("\n".join(tables.markdown(table_of(trials[counts], cell))))
 
 
 def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: int) -> None:
@@ -239,10 +244,10 @@ def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: in
         by_seed = defaultdict(list)
         for trial in missing:
             by_seed[trial.seed].append(trial)
-        units = [(stage, cell, of_seed, path) for of_seed in by_seed.values()]
         with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-            trained = pool.imap_unordered(run_from_one_start, units)
-            list(tqdm(trained, stage, len(units), disable=None))
+            run = partial(run_from_one_start, cell, path)
+            trained = pool.imap_unordered(run, by_seed.values())
+            list(tqdm(trained, stage, len(by_seed), disable=None))
 
 
 def draw(runs: Sequence[str]) -> None:
@@ -256,8 +261,9 @@ def draw(runs: Sequence[str]) -> None:
     for run in runs:
         rows = files.read_lines(Path(run) / "metrics.jsonl", apart=["step"])
         rewards = [row["reward"] for row in rows if "step" in row]
-        curves[run] = np.array([rewards], dtype=float)  # (1, steps), null as NaN
-        line = {"run": run, "steps": str(len(rewards)), "reward": f"{np.nanmean(curves[run]):.3f}"}
+        curves[run] = [rewards]
+        mean = pd.Series(rewards, dtype=float).mean()  # without null
+        line = {"run": run, "steps": str(len(rewards)), "reward": f"{mean:.3f}"}
         for row in rows:
             for when in row.keys() & {"before", "after"}:
                 for name in ("greedy", "sampled"):
@@ -269,10 +275,14 @@ def draw(runs: Sequence[str]) -> None:
     print("\n".join([*tables.markdown(table), "", legend, f"wrote {path}"]))
 
 
-def trials_in(path: Path) -> list[dict]:
-    """The trials that have run; raises BadInput for a file of something else."""
-    apart = ["stage", "seconds", *Trial._fields]  # a trial may have been measured twice
-    return files.read_lines(path, [Line], apart) if os.path.lexists(path) else []
+def trials_in(path: Path) -> pd.DataFrame:
+    """The trials that have run, with COLUMNS; raises BadInput for a file of something else."""
+    apart = ["seconds", *Trial._fields]  # a trial may have been measured twice
+    lines = files.read_lines(path, [Line], apart) if os.path.lexists(path) else []
+    trials = pd.json_normalize(lines, max_level=1).reindex(columns=COLUMNS)
+    # the mean over the steps, without those in which nothing could be graded
+    trials["curve"] = [pd.Series(rewards, dtype=float).mean() for rewards in trials["rewards"]]
+    return trials
 
 
 def code_of_training() -> str:
@@ -291,63 +301,55 @@ def refuse_other_code(cell: Cell, path: Path) -> None:
 
     Trials without a digest are not told apart.
     """
-    code = code_of_training()
-    for trial in trials_in(path):
-        if trial["cell"] == cell.flags and trial.get("code") not in (code, None):
-            reason = f"has trials of other code ({trial['code']})"
-            raise BadInput(f"--rows {path}: {reason}; take that code, or give another file")
+    trials = trials_in(path)
+    codes = set(trials["code"][trials["cell"] == cell.flags].dropna())
+    for code in codes - {code_of_training()}:
+        reason = f"has trials of other code ({code})"
+        raise BadInput(f"--rows {path}: {reason}; take that code, or give another file")
 
 
 def settings_of_trial(arm: str, others: list[str]) -> TrainConfig:
     """train.py's settings of an arm; raises BadInput."""
-    flags = flags_of(arm)
-    words = list(others)
-    for option in flags.pop("method_option", ()):  # a flag for each
-        words += spell("method_option", option)
-    for name, value in flags.items():
-        words += spell(name, value)
-    return resolve(parse_train(words))
+    return resolve(with_values(parse_train(others), flags_of(arm)))
 
 
 # ---- which trials --------------------------------------------------------------------------------
 
 
-def missing_trials(stage: str, trials: list[dict], cell: Cell, seeds: Sequence[int]) -> list[Trial]:
+def missing_trials(
+    stage: str, trials: pd.DataFrame, cell: Cell, seeds: Sequence[int]
+) -> list[Trial]:
     """The trials of a stage that have not run."""
-    ran = {key_of(trial) for trial in trials if trial["stage"] == stage}
+    ran = set(trials[list(Trial._fields)].itertuples(index=False, name=None))
     # at the start one trial has the credit of all arms
     arms = ["grpo"] if stage == "advantages" else cell.arms
     wanted = []
     for arm in arms:
         for lr in rates_of(stage, cell, arm, trials):
-            wanted += [Trial(cell.flags, seed, arm, lr) for seed in seeds]
+            wanted += [Trial(stage, cell.flags, seed, arm, lr) for seed in seeds]
     return [trial for trial in wanted if trial not in ran]
 
 
-def key_of(trial: dict) -> Trial:
-    """Which trial a line of the file is of."""
-    return Trial(trial["cell"], trial["seed"], trial["rule"], trial["lr"])
-
-
-def rates_of(stage: str, cell: Cell, arm: str, trials: list[dict]) -> Sequence[float]:
+def rates_of(stage: str, cell: Cell, arm: str, trials: pd.DataFrame) -> Sequence[float]:
     """The learning rates of a stage's trials, by those that have run."""
+    curves = mean_curves(cell, arm, trials)
     if stage == "confirm":
-        return [choose_rate(cell, arm, trials)]
+        return [curves.idxmax()]
     if stage != "tune":
         return [cell.lr]
     # adapters need ten times the rate of the whole model
     middle = 10 * cell.lr if "lora_rank" in flags_of(arm) else cell.lr
-    return cell.rates or grid(middle, mean_curves(cell, arm, trials))
+    return cell.rates or grid(middle, curves)
 
 
-def grid(middle: float, curves: dict[float, float]) -> list[float]:
+def grid(middle: float, curves: pd.Series) -> list[float]:
     """Half the middle rate, itself and its double, and further rates while an end is the best.
 
     Each further rate is half or twice the best one.
     """
     rates = [middle / 2, middle, middle * 2]
-    while set(rates) <= set(curves):
-        best = max(rates, key=curves.__getitem__)
+    while set(rates) <= set(curves.index):
+        best = curves[rates].idxmax()
         if best == rates[0] and best > LOWEST * middle:
             rates.insert(0, best / 2)
         elif best == rates[-1] and best < HIGHEST * middle:
@@ -357,45 +359,29 @@ def grid(middle: float, curves: dict[float, float]) -> list[float]:
     return rates
 
 
-def trials_of(trials: list[dict], stage: str, cell: str, arm: str) -> list[dict]:
+def trials_of(trials: pd.DataFrame, stage: str, cell: str, arm: str) -> pd.DataFrame:
     """Those of a stage, a task and an arm."""
-    key = {"stage": stage, "cell": cell, "rule": arm}
-    return [trial for trial in trials if trial.items() >= key.items()]
+    own = trials[(trials["stage"] == stage) & (trials["cell"] == cell)]
+    return own[own["rule"] == arm]
 
 
-def mean_curves(cell: Cell, arm: str, trials: list[dict]) -> dict[float, float]:
-    """Learning rate -> mean training reward over the steps and seeds of `tune`.
+def mean_curves(cell: Cell, arm: str, trials: pd.DataFrame) -> pd.Series:
+    """Mean training reward over the steps and seeds of `tune`, by learning rate.
 
     It has the rates that all seeds have run.
     """
-    curves: dict[float, list[float]] = {}
-    for trial in trials_of(trials, "tune", cell.flags, arm):
-        if trial["seed"] in cell.tuning and trial["lr"] in (cell.rates or [trial["lr"]]):
-            curves.setdefault(trial["lr"], []).append(mean_reward(trial))
-    return {
-        lr: statistics.mean(of_seeds)
-        for lr, of_seeds in curves.items()
-        if len(of_seeds) == len(cell.tuning)
-    }
-
-
-def mean_reward(trial: dict) -> float:
-    """The mean over a trial's steps, without those in which nothing could be graded."""
-    return float(np.nanmean(np.array(trial["rewards"], dtype=float)))
-
-
-def choose_rate(cell: Cell, arm: str, trials: list[dict]) -> float:
-    """The rate of the highest mean curve in the stage `tune`."""
-    curves = mean_curves(cell, arm, trials)
-    return max(curves, key=curves.__getitem__)
+    own = trials_of(trials, "tune", cell.flags, arm)
+    curves = own.pivot_table("curve", "lr", "seed").reindex(columns=cell.tuning)
+    if cell.rates:
+        curves = curves.reindex(cell.rates)
+    return curves.dropna().mean(axis=1)
 
 
 # ---- running them --------------------------------------------------------------------------------
 
 
-def run_from_one_start(unit: tuple[str, Cell, list[Trial], Path]) -> None:
+def run_from_one_start(cell: Cell, path: Path, trials: list[Trial]) -> None:
     """Trials of one seed, one after the other; each adds its line to the file."""
-    stage, cell, trials, path = unit
     with tempfile.TemporaryDirectory() as out:
         start: list[str] = []  # flags: the first trial makes the start, the others load it
         for number, trial in enumerate(trials):
@@ -405,12 +391,11 @@ def run_from_one_start(unit: tuple[str, Cell, list[Trial], Path]) -> None:
             config = settings_of_trial(trial.rule, words)
             began = time.perf_counter()
             with contextlib.redirect_stdout(io.StringIO()), open_trial(config) as run:
-                result = MEASURES[stage](run, cell)
+                result = MEASURES[trial.stage](run, cell)
             result["seconds"] = round(time.perf_counter() - began, 1)
             if Path(out, "0", "start").exists():
                 start = ["--task", config.task, "--model", f"{out}/0/start"]
-            about = {"stage": stage, "code": code_of_training()}
-            files.append_rows(path, [about | trial._asdict() | result])
+            files.append_rows(path, [trial._asdict() | {"code": code_of_training()} | result])
 
 
 @contextlib.contextmanager
@@ -480,7 +465,7 @@ def cost_of(run: Run, cell: Cell) -> dict:
     other = replace(
         config,
         name=f"{config.name}-grpo",
-        credit=Credit("grpo", prm=config.credit.prm),
+        credit=Credit("grpo"),
         sampling=replace(config.sampling, dynamic_sampling=0),
     )
     turns = []
@@ -501,12 +486,9 @@ MEASURES = {"tune": train_only, "confirm": run_trial, "cost": cost_of, "advantag
 # ---- the table -----------------------------------------------------------------------------------
 
 
-def outcomes_of(trials: list[dict], cell: str, arm: str) -> pd.DataFrame:
+def outcomes_of(trials: pd.DataFrame, cell: str, arm: str) -> pd.DataFrame:
     """OUTCOMES of the trials of an arm that are compared, by seed."""
-    own = trials_of(trials, "confirm", cell, arm)
-    outcomes = pd.json_normalize(own).set_index("seed")
-    outcomes["curve"] = [mean_reward(trial) for trial in own]
-    return outcomes.reindex(columns=OUTCOMES).astype(float)
+    return trials_of(trials, "confirm", cell, arm).set_index("seed")[OUTCOMES].astype(float)
 
 
 def with_interval(values: pd.Series) -> str:
@@ -521,11 +503,11 @@ def with_interval(values: pd.Series) -> str:
     return f"{text}, {(values > 0).sum()}/{len(values)}"
 
 
-def table_of(trials: list[dict], cell: Cell) -> list[dict[str, str]]:
+def table_of(trials: pd.DataFrame, cell: Cell) -> list[dict[str, str]]:
     """A line per arm, of trials whose seeds are those of the table."""
-    rates = {arm: choose_rate(cell, arm, trials) for arm in cell.arms}
-    at_start = trials_of(trials, "advantages", cell.flags, "grpo")
-    at_own_rate = [trial for trial in trials if trial["lr"] == rates.get(trial["rule"])]
+    rates = {arm: mean_curves(cell, arm, trials).idxmax() for arm in cell.arms}
+    at_start = trials_of(trials, "advantages", cell.flags, "grpo")["advantages.methods"]
+    at_own_rate = trials[trials["lr"] == trials["rule"].map(rates)]
     of_grpo = outcomes_of(at_own_rate, cell.flags, "grpo")
     table = []
     for arm in cell.arms:
@@ -537,12 +519,11 @@ def table_of(trials: list[dict], cell: Cell) -> list[dict[str, str]]:
             line[f"D, {title}"] = "" if arm == "grpo" else with_interval(more[outcome])
         for title, name in (("AUC", "auc"), ("wrong step", "auc_step")):
             line[title] = f"{mean_of(own[f'before.{name}'])} / {mean_of(own[f'after.{name}'])}"
-        if at_start:  # which only the embedded task has
-            methods = [trial["advantages"]["methods"].get(arm, {}) for trial in at_start]
-            corrected = [found.get("corrected") for found in methods]
+        if len(at_start):  # which only the embedded task has
+            corrected = [methods.get(arm, {}).get("corrected") for methods in at_start]
             line["correlation"] = mean_of(pd.Series(corrected, dtype=float))
             costs = trials_of(trials, "cost", cell.flags, arm)
-            extra = [trial["step"] / trial["of_grpo"] - 1 for trial in costs]
+            extra = costs["step"] / costs["of_grpo"] - 1
             line["extra cost"] = " ".join(f"{share:+.0%}" for share in extra)
         line["weight"] = mean_of(own["weight_mean"])
         line["share"] = mean_of(own["ess"])

@@ -73,7 +73,6 @@ class Diagnose:
 if __name__ == "__main__":
     parse_study(Diagnose)  # --help and mistakes end here: the imports below take seconds
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -176,7 +175,7 @@ def diagnose(flags: Diagnose, config: TrainConfig) -> None:
         "groups": len(groups),
         "mixed_groups": len(mixed),
         "left_out": left_out,
-        "fig_10": figures.fig_10_accuracies(accuracies.dropna().to_numpy(), out / "fig_10.png"),
+        "fig_10": figures.fig_10_accuracies(accuracies.dropna(), out / "fig_10.png"),
     }
     context = context_at_start(parts)
     read = read_all(mixed, flags.layers, context, config.credit.method_option)
@@ -275,10 +274,10 @@ def from_model(flags: Diagnose, config: TrainConfig, decided: dict) -> tuple[Par
 # ---- figures -------------------------------------------------------------------------------------
 
 
-def of_prefixes(out: Path, spans: np.ndarray, left_out: list[str]) -> dict:
+def of_prefixes(out: Path, spans: pd.DataFrame, left_out: list[str]) -> dict:
     """Figs. 1(a), 1(b), 3 and 9, which need continuations."""
-    spans = spans[~np.isnan(spans["success"])]
-    if not len(spans):
+    spans = spans.dropna()
+    if spans.empty:
         left_out.append(
             "Figs. 1(a), 1(b), 3, 9: no prefix of a rollout was continued (--rollouts, "
             "--continuations 0, or responses shorter than --window)"

@@ -4,10 +4,10 @@
     fig_10_accuracies                                               of verdicts
     weight_around_error                                             of weights and true first errors
 
-A table of spans is a structured array (n,) of "rollout", "number", "right", "end", "distance" and
-"success", float64. It has one row for each prefix with a success, the `number`-th of its rollout,
-which ends at token `end`; the rows of a rollout are adjacent and in order. Every function writes
-`path`, a PNG, and returns its numbers. None stands for a number that is not defined, such as the
+A table of spans has the columns "rollout", "number", "right", "end", "distance" and "success", all
+float64. It has one row for each prefix with a success, the `number`-th of its rollout, which ends
+at token `end`; the rows of a rollout are in order. Every function writes `path`, a PNG, and returns
+its numbers. None stands for a number that is not defined, such as the
 correlation of constants. Blue is right and orange is wrong, colours that colour-blind readers can
 tell apart.
 
@@ -30,14 +30,13 @@ import pandas as pd
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from scipy.stats import rankdata, spearmanr
+from scipy.stats import spearmanr
 
 from credit.measures import auc
 from harness.report import FAINT, INK, RIGHT, WRONG
 
 SIDES = {"right": RIGHT, "wrong": WRONG}  # name -> colour
-DISTANCE = "local distance / mean norm"
-SUCCESS = "continuation success, share"
+LABELS = {"success": "continuation success, share", "distance": "local distance / mean norm"}
 rcParams.update(
     {
         "axes.spines.top": False,
@@ -73,20 +72,20 @@ def picture(path: Path, width: float, height: float, columns: int = 1) -> Iterat
         path.write_text(text.replace("<defs>", f"{THEME}<defs>", 1), encoding="utf-8")
 
 
-def correlation(x: np.ndarray, y: np.ndarray) -> dict[str, float | int | None]:
-    """Spearman's rho of x (n,) and y (n,) with its p-value."""
+def correlation(spans: pd.DataFrame) -> dict[str, float | int | None]:
+    """Spearman's rho of success and distance, with its p-value."""
+    both = spans[list(LABELS)]
     rho, p = None, None
-    if len(x) >= 3 and np.ptp(x) > 0 and np.ptp(y) > 0:
-        rho, p = map(float, spearmanr(x, y))
-    return {"spearman": rho, "p": p, "n": len(x)}
+    if len(both) >= 3 and both.nunique().min() > 1:
+        rho, p = map(float, spearmanr(both))
+    return {"spearman": rho, "p": p, "n": len(both)}
 
 
-def correlations(spans: np.ndarray) -> dict:
-    """Success against distance, among all spans, and among those of right and of wrong rollouts."""
-    result: dict = correlation(spans["distance"], spans["success"])
-    for name in SIDES:
-        own = rows_of(name, spans)
-        result[f"within_{name}"] = correlation(own["distance"], own["success"])
+def correlations(spans: pd.DataFrame) -> dict:
+    """The correlation among all spans, and among those of right and of wrong rollouts."""
+    result: dict = correlation(spans)
+    for side in SIDES:
+        result[f"within_{side}"] = correlation(rows_of(side, spans))
     return result
 
 
@@ -96,22 +95,17 @@ def in_words(result: dict) -> str:
     return "Spearman not defined" if rho is None else f"Spearman {rho:.2f}"
 
 
-def equal_bins(values: np.ndarray, count: int) -> np.ndarray:
-    """Bin (n,) int of each value: bins count from 0 and hold about equally many values each.
+def equal_bins(values: pd.Series, count: int) -> pd.Series:
+    """Bin of each value: bins count from 1 and hold about equally many values each.
 
     Bins follow the values' order, and equal values are in the same bin.
     """
     # the share of the values that are smaller, half of the equal ones included
-    share = (rankdata(values) - 0.5) / len(values)
-    return np.unique((share * count).astype(int), return_inverse=True)[1]
+    share = (values.rank() - 0.5) / len(values)
+    return (share * count).astype(int).rank(method="dense").astype(int)
 
 
-def mean_by(keys: np.ndarray, values: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """Mean (k,) of the values at each of the wanted keys; NaN where there is none."""
-    return pd.Series(values).groupby(keys).mean().reindex(wanted).to_numpy()
-
-
-def rows_of(side: str, spans: np.ndarray) -> np.ndarray:
+def rows_of(side: str, spans: pd.DataFrame) -> pd.DataFrame:
     """The rows of right or of wrong rollouts."""
     return spans[spans["right"] == (side == "right")]
 
@@ -119,75 +113,71 @@ def rows_of(side: str, spans: np.ndarray) -> np.ndarray:
 # ---- of spans ------------------------------------------------------------------------------------
 
 
-def fig_1a_position(spans: np.ndarray, path: Path, least: int = 8) -> dict:
+def fig_1a_position(spans: pd.DataFrame, path: Path, least: int = 8) -> dict:
     """Fig. 1(a): mean success and local distance of the prefixes of each length; Spearman's rho.
 
     Success is that of the continuations. Lengths with fewer than `least` prefixes are left out.
     """
-    ends, counts = np.unique(spans["end"], return_counts=True)
-    ends = ends[counts >= least]
-    means = {}
+    means = means_by_end(spans)
+    for side in SIDES:
+        means = means.join(means_by_end(rows_of(side, spans)).add_suffix(f"_{side}"))
+    means = means[spans.groupby("end").size() >= least]
+    result = correlation(means)
     with picture(path, 10, 3.8, 2) as panels:
-        for axes, name, label in zip(
-            panels, ("success", "distance"), (SUCCESS, DISTANCE), strict=True
-        ):
-            means[name] = mean_by(spans["end"], spans[name], ends)
-            axes.plot(ends, means[name], "o-", color=INK, label="all rollouts")
+        for axes, (name, label) in zip(panels, LABELS.items(), strict=True):
+            axes.plot(means[name], "o-", color=INK, label="all rollouts")
             for side, colour in SIDES.items():
-                own = rows_of(side, spans)
-                means[f"{name}_{side}"] = mean_by(own["end"], own[name], ends)
-                axes.plot(ends, means[f"{name}_{side}"], "o-", color=colour, label=f"{side} ones")
+                axes.plot(means[f"{name}_{side}"], "o-", color=colour, label=f"{side} ones")
             axes.set(xlabel="length of the prefix, tokens", ylabel=label, ylim=(0, None))
             axes.legend()
-        result = correlation(means["success"], means["distance"])
         panels[0].set_title(f"Fig. 1(a): {in_words(result)}")
-    lists = {name: values.tolist() for name, values in means.items()}
-    return result | lists | {"ends": ends.tolist()}
+    return result | means.reset_index(names="ends").to_dict("list")
 
 
-def changes(spans: np.ndarray, least: float) -> tuple[np.ndarray, np.ndarray]:
-    """Changes of success and distance from a prefix to the next one of its rollout, (m,) each.
+def means_by_end(spans: pd.DataFrame) -> pd.DataFrame:
+    """The mean success and distance of the prefixes of each length."""
+    return spans.groupby("end")[list(LABELS)].mean()
+
+
+def changes(spans: pd.DataFrame, least: float) -> pd.DataFrame:
+    """Changes of success and distance from a prefix to the next one of its rollout.
 
     Those are kept whose success changes by `least` or more. If a prefix has no success, the
     prefixes before and after it do not count as neighbours.
     """
-    next_one = (np.diff(spans["rollout"]) == 0) & (np.diff(spans["number"]) == 1)
-    success, distance = (np.diff(spans[name])[next_one] for name in ("success", "distance"))
-    kept = np.abs(success) >= least - 1e-9
-    return success[kept], distance[kept]
+    moved = spans.groupby("rollout")[["number", *LABELS]].diff()
+    return moved[(moved["number"] == 1) & (moved["success"].abs() >= least - 1e-9)]
 
 
-def fig_1b_changes(spans: np.ndarray, path: Path, least: float = 1 / 16) -> dict:
+def fig_1b_changes(spans: pd.DataFrame, path: Path, least: float = 1 / 16) -> dict:
     """Fig. 1(b): changes of success and distance from prefix to prefix; rho, p-value, count.
 
     A change counts if success changes by 1/16 or more: one continuation of the paper's 16, the
     smallest change that they can show. The difference of two such shares has a standard deviation
     of up to 0.18, so `at_least_quarter` has the same for changes of 1/4 and more.
     """
-    success, distance = changes(spans, least)
-    result = correlation(success, distance)
+    moved = changes(spans, least)
+    result = correlation(moved)
     with picture(path, 5.4, 4.2) as (axes,):
-        colours = np.where(success < 0, WRONG, RIGHT)
-        axes.scatter(success, distance, s=14, color=colours, alpha=0.45, lw=0)
+        colours = np.where(moved["success"] < 0, WRONG, RIGHT)
+        axes.scatter(moved["success"], moved["distance"], s=14, color=colours, alpha=0.45, lw=0)
         axes.grid(alpha=0.4)
-        axes.set(xlabel=f"change of {SUCCESS}", ylabel=f"change of {DISTANCE}")
+        axes.set(xlabel=f"change of {LABELS['success']}", ylabel=f"change of {LABELS['distance']}")
         axes.set_title(f"Fig. 1(b): {result['n']} local changes, {in_words(result)}")
-    success, distance = changes(spans, 0.25)
-    return result | {"least": least, "at_least_quarter": correlation(success, distance)}
+    return result | {"least": least, "at_least_quarter": correlation(changes(spans, 0.25))}
 
 
-def fig_3_separation(spans: np.ndarray, path: Path, bins: int = 8) -> dict:
+def fig_3_separation(spans: pd.DataFrame, path: Path, bins: int = 8) -> dict:
     """Fig. 3: per distance bin, the AUC of success, spans of right against wrong rollouts.
 
     Success is that of the continuations. The result also has counts, mean distance and mean
     position (`end`), as late spans are far and decided, and the correlations of success and
     distance. The bins hold about equally many spans, and are fewer where many distances are equal.
     """
-    bin_of = 1 + equal_bins(spans["distance"], bins)  # (n,)
-    places = np.unique(bin_of)
-    result = correlations(spans)
-    for name in ("distance", "end"):
-        result[name] = mean_by(bin_of, spans[name], places).tolist()
+    bin_of = equal_bins(spans["distance"], bins)  # (n,)
+    means = spans.groupby(bin_of)[["distance", "end"]].mean()
+    places = means.index.to_numpy()
+    result = correlations(spans) | means.to_dict("list")
     success = {}  # side -> that of its spans in each bin
     with picture(path, 9.6, 4, 2) as (boxes, line):
         for shift, (side, colour) in zip((0.2, -0.2), SIDES.items(), strict=True):
@@ -208,38 +198,35 @@ def fig_3_separation(spans: np.ndarray, path: Path, bins: int = 8) -> dict:
         line.plot(places, np.array(result["auc"], dtype=float), "o-", color=INK)
         line.axhline(0.5, color=FAINT, lw=1, ls=":")
         bin_label = "distance bin, near to far, about equally many spans each"
-        boxes.set(xlabel=bin_label, ylabel=SUCCESS, title="Fig. 3: quartiles of each bin")
+        boxes.set(xlabel=bin_label, ylabel=LABELS["success"], title="Fig. 3: quartiles of each bin")
         boxes.legend()
         line.set(xlabel=bin_label, ylabel="AUC of success, right against wrong", ylim=(0.4, 1.02))
     return result
 
 
-def fig_9_depth(spans: np.ndarray, path: Path, bins: int = 4) -> dict:
+def fig_9_depth(spans: pd.DataFrame, path: Path, bins: int = 4) -> dict:
     """Fig. 9: success against distance within position bins, so that depth is held fixed.
 
     Each of (about) `bins` position bins has rho of the two, for all spans and for those of right
     and wrong rollouts, the mean success by quarter of distance, and the AUC by which distance tells
     wrong rollouts from right ones.
     """
-    bin_of = equal_bins(spans["end"], bins)  # (n,)
-    places = np.unique(bin_of)
-    quarters = np.arange(4)
+    quarters = range(1, 5)
     result = []
     with picture(path, 5.4, 3.8) as (axes,):
-        for place in places:
-            own = spans[bin_of == place]
-            means = mean_by(equal_bins(own["distance"], 4), own["success"], quarters)
+        for _, own in spans.groupby(equal_bins(spans["end"], bins)):
+            means = own.groupby(equal_bins(own["distance"], 4))["success"].mean().reindex(quarters)
             numbers: dict = {"from": int(own["end"].min()), "to": int(own["end"].max())}
             far_wrong = auc(rows_of("wrong", own)["distance"], rows_of("right", own)["distance"])
             numbers |= {"means": means.tolist(), "auc_distance": far_wrong}
             result.append(numbers | correlations(own))
             ends = f"{numbers['from']}-{numbers['to']}"
-            axes.plot(quarters + 1, means, "o-", label=f"prefix ends at {ends}")
+            axes.plot(means, "o-", label=f"prefix ends at {ends}")
         axes.set(
             xlabel="quarter of distance, near to far",
-            ylabel=f"mean {SUCCESS}",
+            ylabel=f"mean {LABELS['success']}",
             ylim=(0, 1),
-            xticks=quarters + 1,
+            xticks=quarters,
             title="Fig. 9: at equal depth",
         )
         axes.legend()
@@ -256,13 +243,9 @@ def weight_around_error(curves: dict[str, list[float | None]], path: Path) -> No
     """
     with picture(path, 6.2, 3.6) as (axes,):
         for colour, (name, curve) in zip((RIGHT, INK, WRONG), curves.items(), strict=False):
-            values = np.array(curve, dtype=float)  # None becomes NaN
-            axes.plot(
-                np.arange(len(values)) - len(values) // 2,
-                values / np.nanmean(values),
-                color=colour,
-                label=name,
-            )
+            reach = len(curve) // 2
+            values = pd.Series(curve, range(-reach, reach + 1), dtype=float)  # None becomes NaN
+            axes.plot(values / values.mean(), color=colour, label=name)
         axes.axvline(0, color=FAINT, lw=1, ls=":")
         axes.set(
             xlabel="tokens after the start of the first error",
@@ -297,19 +280,18 @@ def fig_10_accuracies(accuracies: np.ndarray, path: Path) -> dict:
 # ---- of runs -------------------------------------------------------------------------------------
 
 
-def reward_curves(curves: dict[str, np.ndarray], path: Path) -> dict[str, float]:
-    """Draw runs' mean training reward by step; return each run's mean over all steps.
+def reward_curves(curves: dict[str, list[list[float]]], path: Path) -> None:
+    """Draw runs' mean training reward by step.
 
-    `curves` has (seeds, steps) per run; bands go from the lowest to the highest seed. Each panel
-    shows the first run beside one of the others.
+    `curves` has the rewards of each run, a list per seed; bands go from the lowest to the highest
+    seed. Each panel shows the first run beside one of the others.
     """
     first, *others = curves
-    with picture(path, max(6.2, 3.2 * len(others)), 3.6, max(1, len(others))) as panels:
-        for number, axes in enumerate(panels):
-            for colour, name in zip(
-                (INK, RIGHT), [first, *others[number : number + 1]], strict=False
-            ):
-                rewards = curves[name]
+    pairs = [[first, other] for other in others] or [[first]]
+    with picture(path, max(6.2, 3.2 * len(pairs)), 3.6, len(pairs)) as panels:
+        for axes, names in zip(panels, pairs, strict=True):
+            for colour, name in zip((INK, RIGHT), names, strict=False):
+                rewards = np.array(curves[name], dtype=float)  # (seeds, steps), None as NaN
                 steps = np.arange(1, rewards.shape[1] + 1)
                 axes.plot(steps, rewards.mean(0), color=colour, label=name)
                 axes.fill_between(
@@ -319,4 +301,3 @@ def reward_curves(curves: dict[str, np.ndarray], path: Path) -> dict[str, float]
             axes.locator_params(axis="x", integer=True)
             axes.legend(loc="upper left")
         panels[0].set_ylabel("share of right answers in the step")
-    return {name: float(rewards.mean()) for name, rewards in curves.items()}

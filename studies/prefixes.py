@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -286,8 +287,8 @@ def up_to(layer: int, model: PreTrainedModel) -> Iterator[None]:
         base.layers = layers
 
 
-def span_table(groups: list[Prefixes], closest: list[list[list[ClosestSpan]]]) -> np.ndarray:
-    """A structured array with a row per prefix and the float64 columns SPANS.
+def span_table(groups: list[Prefixes], closest: list[list[list[ClosestSpan]]]) -> pd.DataFrame:
+    """A row per prefix with the float64 columns SPANS.
 
     Success is NaN without continuations. `closest` has the spans of each group's rollouts.
     """
@@ -303,4 +304,4 @@ def span_table(groups: list[Prefixes], closest: list[list[list[ClosestSpan]]]) -
                 graded = [score for score in scores if score is not None]
                 success = statistics.mean(graded) if graded else np.nan
                 rows.append((rollouts, k, right, end, closest[number][row][k].distance, success))
-    return np.array(rows, dtype=[(name, float) for name in SPANS])  # (n,)
+    return pd.DataFrame(rows, columns=SPANS, dtype=float)

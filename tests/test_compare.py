@@ -6,6 +6,7 @@ import runpy
 import shutil
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -38,6 +39,12 @@ def in_this_process(monkeypatch):
         monkeypatch.setattr(compare, name, size)
 
 
+def table(folder, lines: list[dict]) -> pd.DataFrame:
+    """The trials of a file with these lines."""
+    files.write_rows(folder / "rows.jsonl", lines)
+    return compare.trials_in(folder / "rows.jsonl")
+
+
 def test_a_grid_grows_until_its_best_rate_is_inside():
     """And to 8 times its middle or an eighth, no further."""
     rates = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
@@ -49,24 +56,27 @@ def test_a_grid_grows_until_its_best_rate_is_inside():
         ({rate: rate for rate in rates[2:]}, 1, 16),
         ({rate: -rate for rate in rates[:5]}, 0.25, 4),
     ):
-        assert compare.grid(2.0, curves) == [rate for rate in rates if low <= rate <= high]
+        assert compare.grid(2.0, pd.Series(curves)) == [
+            rate for rate in rates if low <= rate <= high
+        ]
 
 
-def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed():
+def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed(tmp_path):
     """Trials that lack are found by seed; the rate of the highest mean curve is then confirmed.
 
     Rows of other tasks do not count. If rates are given, the best of them is confirmed.
     """
-    rows = files.read_lines(RECORDS / "compare.jsonl")
+    lines = files.read_lines(RECORDS / "compare.jsonl")
     seeds = (100, 101)
     cell = Cell("--steps 20", 1e-4, ["grpo", "kgae", "arca-lora"])
-    rows.append(rows[0] | {"stage": "tune", "cell": "--steps 3", "lr": 5e-5, "rewards": [0.9]})
-    rows.append(rows[-1] | {"stage": "confirm", "cell": cell.flags})
+    lines.append(lines[0] | {"stage": "tune", "cell": "--steps 3", "lr": 5e-5, "rewards": [0.9]})
+    lines.append(lines[-2] | {"stage": "confirm", "seed": 77})
+    rows = table(tmp_path, lines)
     assert not compare.missing_trials("tune", rows, cell, seeds)
-    [gone] = [row for row in rows if compare.key_of(row) == (cell.flags, 101, "kgae", 2e-4)]
-    without = [row for row in rows if row is not gone]
-    assert compare.missing_trials("tune", without, cell, seeds) == [compare.key_of(gone)]
-    assert compare.mean_curves(cell, "kgae", without).keys() == {5e-5, 1e-4, 4e-4}
+    gone = Trial("tune", cell.flags, 101, "kgae", 2e-4)
+    without = rows.query("not (rule == 'kgae' and seed == 101 and lr == 2e-4)")
+    assert compare.missing_trials("tune", without, cell, seeds) == [gone]
+    assert set(compare.mean_curves(cell, "kgae", without).index) == {5e-5, 1e-4, 4e-4}
     confirmed = [trial.lr for trial in compare.missing_trials("confirm", rows, cell, [9])]
     assert confirmed == [2e-4, 2e-4, 2e-3]
     assert not compare.missing_trials("advantages", rows, cell, seeds)
@@ -77,12 +87,14 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed():
     assert [trial.lr for trial in compare.missing_trials("confirm", rows, given, [9])] == [1e-4]
     given = given._replace(rates=[2e-4, 3e-4])
     assert [trial.lr for trial in compare.missing_trials("tune", rows, given, [100])] == [3e-4]
+    assert len(compare.missing_trials("tune", table(tmp_path, []), cell, seeds)) == 3 * 3 * 2
 
 
 def test_names_of_rows_are_methods_with_changes():
     """Any method, any factor, in any order."""
     for case in cases("arms.csv"):
-        assert compare.settings_of_trial(case["arm"], []) == configured(case["flags"].split())
+        expected = replace(configured(case["flags"].split()), given=())
+        assert compare.settings_of_trial(case["arm"], []) == expected
 
 
 def test_intervals_are_scipy_s():
@@ -142,8 +154,8 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
 
 def test_trials_of_other_code_are_not_added_to(tmp_path, assert_refused):
     """Of this task; the file stays as it was. Rows without a digest are not told apart."""
-    path, trial = tmp_path / "rows.jsonl", Trial("--steps 2", 100, "grpo", 1e-4)
-    row = {"stage": "tune", "rewards": [0.5], "code": "0123"} | trial._asdict()
+    path, trial = tmp_path / "rows.jsonl", Trial("tune", "--steps 2", 100, "grpo", 1e-4)
+    row = {"rewards": [0.5], "code": "0123"} | trial._asdict()
     files.append_rows(path, [row])
     before = path.read_bytes()
     message = "has trials of other code (0123); take that code"
@@ -151,8 +163,7 @@ def test_trials_of_other_code_are_not_added_to(tmp_path, assert_refused):
     assert_refused(compare.main, flags, message)
     assert path.read_bytes() == before
     compare.refuse_other_code(Cell("--steps 3", 1e-4, ["grpo"]), path)
-    path.unlink()
-    files.append_rows(path, [row | {"code": None}])
+    files.write_rows(path, [row | {"code": None}])
     compare.refuse_other_code(Cell("--steps 2", 1e-4, ["grpo"]), path)
 
 
@@ -187,42 +198,38 @@ def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, monkeypatch, capsy
     assert lines[1] == ["1", "0.300", *["50.0 ± 10.0", "50.0 ± -"] * 2]
     legend = "reward: mean of all training steps; greedy, sampled: held-out accuracy, %"
     assert printed[4:] == ["", legend, f"wrote {tmp_path / 'compare.png'}"]
-    assert curves[str(tmp_path / "long")].tolist() == [
-        pytest.approx([0.1, 0.2, np.nan], nan_ok=True)
-    ]
+    assert curves[str(tmp_path / "long")] == [[0.1, 0.2, None]]
 
 
 def test_a_panel_has_the_first_run_and_another_one(tmp_path, monkeypatch):
-    """However long; their means are returned."""
+    """However long."""
     panels = []
     save = "savefig"
     monkeypatch.setattr(figures.Figure, save, lambda figure, *to, **by: panels.extend(figure.axes))
-    curves = {
-        "a": np.array([[0.0, 1.0], [1.0, 1.0]]),
-        "b": np.array([[0.5]]),
-        "c": np.zeros((1, 3)),
-    }
-    means = figures.reward_curves(curves, tmp_path / "a.png")
-    assert means == {"a": 0.75, "b": 0.5, "c": 0.0}
+    curves = {"a": [[0.0, 1.0], [1.0, 1.0]], "b": [[0.5]], "c": [[0.0, 0.0, 0.0]]}
+    figures.reward_curves(curves, tmp_path / "a.png")
     lines = [[(line.get_label(), *line.get_ydata()) for line in axes.lines] for axes in panels]
     first = ("a", 0.5, 1.0)
     assert lines == [[first, ("b", 0.5)], [first, ("c", 0.0, 0.0, 0.0)]]
 
 
-def test_no_trial_counts_at_another_rate_or_without_its_seed_in_the_other_arm():
+def test_no_trial_counts_at_another_rate_or_without_its_seed_in_the_other_arm(tmp_path):
     """Nor does a step count in a mean if nothing in it could be graded.
 
     The table is otherwise that of the page, below.
     """
-    rows = files.read_lines(RECORDS / "compare.jsonl")
+    lines = files.read_lines(RECORDS / "compare.jsonl")
     cell = Cell("--steps 20", 1e-4, ["grpo", "shear"])
-    table = compare.table_of(rows, cell)
-    row = compare.trials_of(rows, "confirm", cell.flags, "shear")[0]
-    row |= {"rewards": [*row["rewards"], None]}
-    at_another_rate = row | {"lr": 7e-4, "rewards": [0.9]}
-    assert compare.table_of([*rows, at_another_rate], cell) == table
-    unpaired = compare.table_of([*rows, row | {"seed": 99, "rewards": [0.9]}], cell)[1]
-    assert unpaired["D, curve"] == table[1]["D, curve"] and unpaired["curve"] > table[1]["curve"]
+
+    expected = compare.table_of(table(tmp_path, lines), cell)
+    row = next(row for row in lines if (row["stage"], row["rule"]) == ("confirm", "shear"))
+    row["rewards"].append(None)
+    lines.append(row | {"lr": 7e-4, "rewards": [0.9]})
+    assert compare.table_of(table(tmp_path, lines), cell) == expected
+    lines.append(row | {"seed": 99, "rewards": [0.9]})
+    unpaired = compare.table_of(table(tmp_path, lines), cell)[1]
+    shear = expected[1]
+    assert unpaired["D, curve"] == shear["D, curve"] and unpaired["curve"] > shear["curve"]
 
 
 def test_the_page_has_what_the_rows_say():
@@ -234,8 +241,8 @@ def test_the_page_has_what_the_rows_say():
     tables_of = {"compare": first, "compare-newest": newest, "compare-rules": planned}
     for name, rules in tables_of.items():
         file = f"{name}.jsonl"
-        rows, cell = files.read_lines(RECORDS / file), Cell("--steps 20", 1e-4, rules)
-        assert {row["rule"] for row in rows if row["stage"] == "confirm"} == set(rules)
+        rows, cell = compare.trials_in(RECORDS / file), Cell("--steps 20", 1e-4, rules)
+        assert set(rows["rule"][rows["stage"] == "confirm"]) == set(rules)
         assert "\n".join(tables.markdown(compare.table_of(rows, cell))) in page
 
 

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from made import DIAGNOSE, cases, interrupt, run_well, words_of
@@ -44,7 +45,7 @@ def coarse(monkeypatch, request):
         monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path, **options: None)
 
 
-def table(rows: list[tuple]) -> np.ndarray:
+def table(rows: list[tuple]) -> pd.DataFrame:
     """The table that figures take, from rows of (rollout, right, end, distance, success).
 
     Prefixes are numbered by rollout.
@@ -53,16 +54,16 @@ def table(rows: list[tuple]) -> np.ndarray:
     for first, *row in rows:
         numbered.append((first, seen[first], *row))
         seen[first] += 1
-    return np.array(numbered, dtype=[(name, float) for name in SPANS])
+    return pd.DataFrame(numbered, columns=SPANS, dtype=float)
 
 
-def spans_of(figure: str) -> np.ndarray:
+def spans_of(figure: str) -> pd.DataFrame:
     """The table of a figure's written-out spans."""
     rows = [list(case.values()) for case in cases("spans.csv") if case["figure"] == figure]
     return table(np.array(rows)[:, 1:].astype(float))
 
 
-def made(effect: float) -> np.ndarray:
+def made(effect: float) -> pd.DataFrame:
     """Rollouts of 10 prefixes, whose right ones have more success.
 
     With effect 1 a distance is what success lacks to 1.
@@ -101,23 +102,17 @@ def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
     assert figures.fig_1a_position(flat, tmp_path / "b.png", least=2)["spearman"] is None
 
 
-def test_means_by_key_are_written_out_numbers():
-    """Those of the keys that are asked for; no value has no mean."""
-    keys = np.array([0, 1, 0])
-    means = figures.mean_by(keys, np.array([1.0, 5.0, 3.0]), np.array([1, 2, 0]))
-    assert means.tolist() == pytest.approx([5, np.nan, 2], nan_ok=True)
-
-
 def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp_path):
     """Events by hand: none across two rollouts, none below 1/16; rho is scipy's."""
     rows = spans_of("1b")
     of_success, of_distance = [-1 / 4, 5 / 16, 1 / 16], [0.3, -0.1, 0.1]
-    success, distance = figures.changes(rows, 1 / 16)
-    assert success == pytest.approx(of_success) and distance == pytest.approx(of_distance)
-    gap = rows[np.arange(7) != 1]  # two strides lie between its neighbours
-    assert figures.changes(gap, 1 / 16)[0] == pytest.approx([1 / 16])
-    across = rows[[0, 5, 6]]  # one ends with 0, the next begins at 1
-    assert figures.changes(across, 0)[0] == pytest.approx([1 / 17], abs=1e-6)
+    changes = figures.changes(rows, 1 / 16)
+    assert changes["success"].tolist() == pytest.approx(of_success)
+    assert changes["distance"].tolist() == pytest.approx(of_distance)
+    gap = rows.drop(1)  # two strides lie between its neighbours
+    assert figures.changes(gap, 1 / 16)["success"].tolist() == pytest.approx([1 / 16])
+    across = rows.loc[[0, 5, 6]]  # one ends with 0, the next begins at 1
+    assert figures.changes(across, 0)["success"].tolist() == pytest.approx([1 / 17], abs=1e-6)
     found = figures.fig_1b_changes(rows, tmp_path / "a.png")
     expected = spearmanr(of_success, of_distance)
     assert (found["spearman"], found["p"]) == pytest.approx(tuple(expected))
@@ -156,7 +151,7 @@ def test_fig_9_holds_depth_fixed(tmp_path):
         distance, success = rng.normal((depth / 4, 1 - depth / 5), 0.02)
         rows.append((i, i % 2, 10 * depth, distance, success))
     spans = table(rows)
-    assert figures.correlation(spans["distance"], spans["success"])["spearman"] < -0.9
+    assert figures.correlation(spans)["spearman"] < -0.9
     found = figures.fig_9_depth(spans, tmp_path / "a.png")["bins"]
     sizes = [(each["from"], each["to"], each["n"]) for each in found]
     assert sizes == [(end, end, 200) for end in (10, 20, 30, 40)]
@@ -355,8 +350,8 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     for of_group in [[0.1, 0.2, 0.3], [0.4]], [[0.5], []]:
         closest.append([[ClosestSpan(0, 0, far, 0, 0, 0) for far in row] for row in of_group])
     spans = prefixes.span_table([found, unsure], closest)
-    rows = spans[["success", "distance", "right", "end"]].tolist()
-    assert rows == [(1.5, 0.1, 1, 2), (5.5, 0.2, 1, 4), (3.5, 0.4, 0, 2)]
+    rows = spans[["success", "distance", "right", "end"]].itertuples(index=False, name=None)
+    assert list(rows) == [(1.5, 0.1, 1, 2), (5.5, 0.2, 1, 4), (3.5, 0.4, 0, 2)]
 
 
 # ---- the command ---------------------------------------------------------------------------------

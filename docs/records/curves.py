@@ -1,19 +1,17 @@
 """The training rewards of the comparison's `grpo` and `shear` rows, as a picture.
 
-Run: `python -m docs.records.curves`. It writes docs/records/curves.svg and prints the means.
+Run: `python -m docs.records.curves`. It writes docs/records/curves.svg.
 """
 
 from pathlib import Path
 
-import numpy as np
-
-from harness import files
-from studies import figures
+from studies import compare, figures
 
 RECORDS = Path(__file__).parent
 
-rows = [row for row in files.read_lines(RECORDS / "compare.jsonl") if row["stage"] == "confirm"]
+trials = compare.trials_in(RECORDS / "compare.jsonl")
 curves = {}
 for method in ("grpo", "shear"):
-    curves[method] = np.array([row["rewards"] for row in rows if row["rule"] == method])
-print(figures.reward_curves(curves, RECORDS / "curves.svg"))
+    own = compare.trials_of(trials, "confirm", "--steps 20", method)
+    curves[method] = own["rewards"].tolist()
+figures.reward_curves(curves, RECORDS / "curves.svg")

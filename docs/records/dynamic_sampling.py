@@ -5,10 +5,9 @@ Run: `python -m docs.records.dynamic_sampling`.
 
 from pathlib import Path
 
-from harness import files
-from studies.compare import outcomes_of, with_interval
+from studies.compare import outcomes_of, trials_in, with_interval
 
-rows = files.read_lines(Path(__file__).parent / "compare.jsonl")
+rows = trials_in(Path(__file__).parent / "compare.jsonl")
 for method in ("grpo", "shear"):
     more = outcomes_of(rows, "--steps 20", f"{method}-dynamic")
     more -= outcomes_of(rows, "--steps 20", method)

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from harness import files, tables
+from harness import tables
 from studies import compare, diagnose, figures
 
 RECORDS = Path(__file__).parent
@@ -20,8 +20,8 @@ of_the_paper = json.loads((RECORDS / "real-weights-figures.json").read_text())
 for lines in (diagnose.truth_lines(where_credit_goes), diagnose.summary(of_the_paper)):
     print("\n".join(lines[: lines.index("") + 1]))
 
-rows = files.read_lines(RECORDS / "real-weights.jsonl")
-cell = compare.Cell(rows[0]["cell"], 2e-5, RULES, tuning=[100], rates=[1e-5, 2.5e-5])
+rows = compare.trials_in(RECORDS / "real-weights.jsonl")
+cell = compare.Cell(rows["cell"][0], 2e-5, RULES, tuning=[100], rates=[1e-5, 2.5e-5])
 print("\n".join(tables.markdown(compare.table_of(rows, cell))) + "\n")
 
 table = []
@@ -40,10 +40,9 @@ print("\n".join(tables.markdown(table)) + "\n")
 curves = {}
 table = []
 for rule in RULES:
-    trials = compare.trials_of(rows, "confirm", cell.flags, rule)
-    curves[rule] = np.array([row["rewards"] for row in trials])
+    curves[rule] = compare.trials_of(rows, "confirm", cell.flags, rule)["rewards"].tolist()
     row = {"mean reward of": rule}
-    thirds = curves[rule].reshape(-1, 3, 4).mean((0, 2))
+    thirds = np.array(curves[rule]).reshape(-1, 3, 4).mean((0, 2))
     for name, mean in zip(("steps 1-4", "5-8", "9-12"), thirds, strict=True):
         row[name] = f"{mean:.3f}"
     table.append(row)
