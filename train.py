@@ -166,7 +166,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     if sampling.dynamic_sampling:
         updates["replaced"] = sum(parallel.gather(replaced, run.ranks)) / len(batch.problems)
     weights = {config.credit.method: batch.weights}  # (B, T)
-    samples = report.sample_rows(step, run.tokenizer, run.task, batch, weights, config.shear)
+    samples = report.sample_rows(step, run.tokenizer, run.task, batch, weights)
     metrics = (
         {"step": step + 1}
         | report.step_metrics(batch, run.task, run.tokenizer)
@@ -301,9 +301,7 @@ def evaluate(run: Run, step: int) -> dict:
         batch = Batch.of(rollouts, verdicts, problems)
         add_credit(run, batch, step, clock)
         batch = Batch.cat(parallel.gather(batch, ranks))
-        credited = report.credit_vs_first_error(
-            run.tokenizer, task, batch, config.credit.method, config.shear
-        )
+        credited = report.credit_vs_first_error(run.tokenizer, task, batch, config.credit.method)
     verdicts = parallel.gather_items(verdicts, ranks)
     accuracies = report.accuracies(right, rewards_of(verdicts).reshape(-1, group_size))
     length = statistics.median(parallel.gather_items(rollouts.mask.sum(1).tolist(), ranks))

@@ -3,11 +3,11 @@
     closest_by_cost        the closest spans by the reading "cost" of Eq. (10): <P, C>,
                            `value_linear` in sinkhorn.py, without a floor: it vanishes on shared
                            prefixes. It has no bounds to race with, so every pair is solved
-    chamfer_distances      the symmetric Chamfer distance
-    cosine_distances       1 - cos of the mean states
-    mmd_distances          the MMD of a Gaussian kernel
+    closest_by_chamfer     by the symmetric Chamfer distance
+    closest_by_cosine      by 1 - cos of the mean states
+    closest_by_mmd         by the MMD of a Gaussian kernel
     mean_weights           the hook `pool`
-    evened_out             the other normalisation
+    even_out               the other normalisation
 
 The kernel's width is a median: the lower one of all distances between a token of a right and a
 token of a wrong rollout of the group.
@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from shear import Closest, Side, Spans, closest_of, token_distances
+from shear import Closest, ClosestHook, Side, Spans, closest_of, token_distances
 from sinkhorn import sinkhorn
 
 DUST = 1e-6  # of a group's mean weight: below, a rollout's is float32's rounding of 0
@@ -58,7 +58,7 @@ def every_pair(
     return matrix.view(rows, columns)
 
 
-# ---- distances of every pair of spans, (K+, K-) --------------------------------------------------
+# ---- the hook `closest`, by other distances of two spans -----------------------------------------
 
 
 def closest_by_cost(
@@ -78,7 +78,7 @@ def closest_by_cost(
     return closest._replace(iterations=torch.cat(iterations), error=torch.cat(errors))
 
 
-def chamfer_distances(costs: Tensor, right: Side, wrong: Side) -> Tensor:
+def closest_by_chamfer(costs: Tensor, right: Side, wrong: Side, eps: float) -> Closest:
     """(mean_x min_y ||x - y|| + mean_y min_x ||x - y||) / 2."""
 
     def measure(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -87,20 +87,20 @@ def chamfer_distances(costs: Tensor, right: Side, wrong: Side) -> Tensor:
         to_x = blocks.masked_fill(~x[:, :, None], torch.inf).amin(1)  # (P, m)
         return ((to_y * x).sum(1) / x.sum(1) + (to_x * y).sum(1) / y.sum(1)) / 2
 
-    return every_pair(costs, right.spans, wrong.spans, measure)
+    return closest_of(every_pair(costs, right.spans, wrong.spans, measure))
 
 
-def cosine_distances(costs: Tensor, right: Side, wrong: Side) -> Tensor:
+def closest_by_cosine(costs: Tensor, right: Side, wrong: Side, eps: float) -> Closest:
     """1 - cos(mean_P, mean_Q), from the states of both sides."""
     means = []
     for side in (right, wrong):
         states = side.states[side.spans.tokens].float()  # (K, n, d)
         mean = torch.einsum("kn,knd->kd", side.spans.mass, states)  # (K, d)
         means.append(torch.nn.functional.normalize(mean, dim=-1))
-    return (1 - means[0] @ means[1].T).clamp_min(0.0)
+    return closest_of((1 - means[0] @ means[1].T).clamp_min(0.0))
 
 
-def mmd_distances(costs: Tensor, right: Side, wrong: Side) -> Tensor:
+def closest_by_mmd(costs: Tensor, right: Side, wrong: Side, eps: float) -> Closest:
     """The square root of the biased MMD^2, with the kernel exp(-d^2 / (2 m^2)).
 
     m is the group's median distance, as the module's docstring says.
@@ -117,7 +117,14 @@ def mmd_distances(costs: Tensor, right: Side, wrong: Side) -> Tensor:
 
     cross = every_pair(costs, right.spans, wrong.spans, kernel)
     own = own_kernels(right)[:, None] + own_kernels(wrong)
-    return (own - 2 * cross).clamp_min(0.0).sqrt()
+    return closest_of((own - 2 * cross).clamp_min(0.0).sqrt())
+
+
+CLOSEST: dict[str, ClosestHook] = {
+    "chamfer": closest_by_chamfer,
+    "cosine": closest_by_cosine,
+    "mmd": closest_by_mmd,
+}
 
 
 # ---- another pooling and another normalisation ---------------------------------------------------

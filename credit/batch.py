@@ -15,9 +15,9 @@ from transformers import PreTrainedTokenizerBase
 from credit.measures import effective_weights
 from credit.reward_model import RewardModel
 from credit.settings import Shear
+from credit.shear_settings import ClosestSpan
 from grpo import Policy, Rollouts, Scores, cat_padded, group_advantages, score, to_padded
 from rewards import Verdict, rewards_of
-from shear import Closest
 from tasks.problems import Task
 
 BLOCK_TOKENS = 2**15  # response tokens per block; their states take 235 MB at 3,584 bfloat16s
@@ -83,8 +83,8 @@ class Batch:
     entropies: Tensor = NOT_SCORED  # (B, T) float32, nats
     hidden: Tensor | None = None  # (N, d), a block's N response tokens end to end; None: not kept
     token_advantages: Tensor = NOT_SCORED  # (B, T) float32
-    # For the page: distances in the first group that SHEAR solved, in units of nbar, on the CPU.
-    closest: Closest | None = None
+    # For the page: the spans of each rollout of the first group that SHEAR solved.
+    closest: list[list[ClosestSpan]] = field(default_factory=list)
     stats: dict[str, Mean] = field(default_factory=dict)  # logged metrics
 
     @classmethod
@@ -154,11 +154,15 @@ class Batch:
         add_stats(self.stats, block.stats)
         self.closest = self.closest or block.closest
 
-    def groups(self) -> Iterator[tuple[slice, Tensor]]:
-        """The rows of each group, and its hidden states (G, T, d), 0 outside of the mask."""
+    def groups(self) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Of each group the rows, states (G, T, d), mask (G, T) and right rollouts (G,) bool.
+
+        States are 0 outside of the mask.
+        """
         for number, states in enumerate(self.states.split(self.group_tokens)):  # (n, d) each
             group = slice(number * self.group_size, (number + 1) * self.group_size)
-            yield group, to_padded(states, self.mask[group])
+            mask = self.mask[group]
+            yield group, to_padded(states, mask), mask, self.correct[group]
 
     @property
     def mask(self) -> Tensor:

@@ -14,6 +14,7 @@ weights are constants for autograd. A docstring says "inferred" where the source
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,17 +25,10 @@ from credit.batch import Batch, Context
 from credit.hindsight import dasd, hsd, iw_opd, rlsd, scapo, sdpo, serl
 from credit.measures import effective_weights, group_moments, positions, standardise
 from credit.settings import Credit
-from credit.shear_settings import (
-    closest_by_rollout,
-    closest_hook,
-    group_weights,
-    in_nbar,
-    settings_of,
-)
+from credit.shear_settings import closest_by_rollout, group_weights
 from credit.tokens import tokens_of
 from credit.values import bipace, kgae
-from fast.distances import token_distances
-from shear import mean_norm, token_weights, two_sides
+from shear import mean_norm
 from tasks.lessons import FirstError
 from tasks.problems import Task
 
@@ -161,18 +155,17 @@ def gmts(batch: Batch, context: Context, *, kept: float) -> Tensor:
 
 def shear(batch: Batch, context: Context, **ablations: str) -> Tensor:
     """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318."""
-    settings = settings_of(context.shear, **ablations)
+    settings = context.shear
     omega = []
-    for group, hidden in batch.groups():
-        mask = batch.mask[group]
-        weighed = group_weights(hidden, mask, batch.correct[group], settings)
+    for _, hidden, mask, correct in batch.groups():
+        weighed = group_weights(hidden, mask, correct, settings, **ablations)
         omega.append(weighed.omega)
         if mask.any():
             batch.log("nbar", torch.tensor(weighed.nbar))
             batch.log("eps_over_nbar", torch.tensor(settings.eps_over(weighed.nbar)))
         closest = weighed.closest
         if closest and not batch.closest:
-            batch.closest = in_nbar(closest, weighed.nbar)
+            batch.closest = closest_by_rollout(weighed, mask, correct, settings)
         if closest and closest.iterations is not None and closest.error is not None:
             batch.log("sinkhorn_iterations", closest.iterations)
             batch.log("sinkhorn_error", closest.error)
@@ -189,17 +182,14 @@ def first(batch: Batch, context: Context, *, threshold: float) -> Tensor:
     takes most of the weight off wrong rollouts, so compare it with `--negative-scale`, which does
     the same without looking at tokens.
     """
-    settings = settings_of(context.shear, reading="cost")
+    settings = context.shear
     stride = settings.stride
     omega = batch.mask.float()  # (B, T)
-    for group, hidden in batch.groups():
-        mask = batch.mask[group]
-        correct = batch.correct[group]
-        weighed = group_weights(hidden, mask, correct, settings)
+    for group, hidden, mask, correct in batch.groups():
+        weighed = group_weights(hidden, mask, correct, settings, reading="cost")
         if not weighed.closest:
             continue
-        distances = in_nbar(weighed.closest, weighed.nbar)
-        spans = closest_by_rollout(distances, mask, correct, settings.window, stride)
+        spans = closest_by_rollout(weighed, mask, correct, settings)
         for row in (~correct).nonzero().flatten().tolist():
             omega[group][row] = 0.0
             far = [span for span in spans[row] if span.distance > threshold]
@@ -214,28 +204,23 @@ def own_side(batch: Batch, context: Context) -> Tensor:
 
     The control is ours. That span is one of another rollout. If distance from the other side tells
     more than novelty, this tells less. nbar and eps are those of the whole group; omega is 1
-    without an opposing side, and in a rollout that is the only one of its side. HarA (arXiv
-    2610.04344), of which only the abstract is public, has another distance from rollouts of the
-    same outcome, to their barycentre.
+    in a rollout that is the only one of its side. HarA (arXiv 2610.04344), of which only the
+    abstract is public, has another distance from rollouts of the same outcome, to their
+    barycentre.
     """
-    settings = settings_of(context.shear)
-    find_closest = closest_hook(settings)
     omega = batch.mask.float()  # (B, T)
-    for group, hidden in batch.groups():
-        mask = batch.mask[group]
-        correct = batch.correct[group]
-        if two_sides(hidden, mask, correct, settings.window, settings.stride) is None:
+    for group, hidden, mask, correct in batch.groups():
+        if not batch.advantages[group].any():  # no opposing side: A is 0
             continue
         nbar = mean_norm(hidden[mask])
+        eps = context.shear.eps_over(nbar) * nbar
+        settings = replace(context.shear, eps=eps, eps_unit="raw")
         for row in range(len(mask)):
             same = mask & (correct == correct[row])[:, None]  # (G, T)
             alone = torch.arange(len(mask), device=mask.device) == row  # (G,)
-            sides = two_sides(hidden, same, alone, settings.window, settings.stride)
-            if sides is not None:
-                own, others = sides
-                costs = token_distances(own.states, others.states)  # (N, N')
-                closest = find_closest(costs, own, others, settings.eps_over(nbar) * nbar)
-                omega[group][own.mask] = token_weights(closest.of_right / nbar, own.spans)
+            weighed = group_weights(hidden, same, alone, settings)
+            if weighed.closest:
+                omega[group][row] = weighed.omega[row] * weighed.nbar / nbar
     return batch.A * omega
 
 
@@ -248,12 +233,12 @@ def delta(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
     response's first token, whose h is the prompt's, has the middle of [low, high].
     """
     own = torch.full_like(batch.log_probs, 0.5)  # (B, T)
-    for group, hidden in batch.groups():
-        later = batch.mask[group].clone()  # (G, T) all n tokens but the first
+    for group, hidden, mask, correct in batch.groups():
+        later = mask.clone()  # (G, T) all n tokens but the first
         later[:, 0] = False
         states = hidden.roll(1, 1)[later].float()  # (n, d) of the tokens before them
         vectors = (1 - batch.log_probs[group][later].exp())[:, None] * states  # (n, d)
-        right = batch.correct[group, None].expand_as(later)[later]  # (n,)
+        right = correct[:, None].expand_as(later)[later]  # (n,)
         if right.any() and not right.all():
             own[group][later] = nearer_own(vectors, right)
     omega = low + (high - low) * own

@@ -30,9 +30,8 @@ def kgae(batch: Batch, context: Context, *, decay: float, width: float) -> Tenso
     at decay 1 all A_t would be r - V_{t-1}.
     """
     changes = torch.zeros_like(batch.log_probs)  # (B, T)
-    for group, hidden in batch.groups():
+    for group, hidden, mask, _ in batch.groups():
         if batch.advantages[group].any():  # otherwise all rewards are equal
-            mask = batch.mask[group]
             rewards = batch.rewards[group]
             values = prefix_values(hidden, mask, rewards, context.shear.window, width)
             deviation = rewards[~rewards.isnan()].std() + DELTA
@@ -107,19 +106,18 @@ def bipace(batch: Batch, context: Context, *, radius: float) -> Tensor:
     are one cluster, as they follow the same prompt. Deviates: the states are the last layer's.
     """
     credit = torch.zeros_like(batch.log_probs)  # (B, T)
-    for group, hidden in batch.groups():
-        real = batch.mask[group]  # (G, T), N tokens
-        first = (real.cumsum(1) == 1)[real]  # (N,)
-        states = hidden.roll(1, 1)[real]  # (N, d), in which the tokens were chosen
+    for group, hidden, mask, _ in batch.groups():
+        first = (mask.cumsum(1) == 1)[mask]  # (N,), of N tokens
+        states = hidden.roll(1, 1)[mask]  # (N, d), in which the tokens were chosen
         clusters = greedy_clusters(states, first, radius)
-        tokens = batch.rollouts.ids[group][real]
-        rewards = batch.rewards[group, None].expand_as(real)[real].double()
+        tokens = batch.rollouts.ids[group][mask]
+        rewards = batch.rewards[group, None].expand_as(mask)[mask].double()
         _, choices = torch.stack([clusters, tokens]).unique(dim=1, return_inverse=True)  # (N,)
         of_state, in_state = sums_and_counts(clusters, rewards)
         of_choice, in_choice = sums_and_counts(choices, rewards)
         alone = rewards - (of_state - rewards) / (in_state - 1)  # NaN in a cluster of one
         peers = of_choice / in_choice - of_state / in_state
-        credit[group][real] = torch.where(in_choice > 1, peers, alone.nan_to_num()).float()
+        credit[group][mask] = torch.where(in_choice > 1, peers, alone.nan_to_num()).float()
     return credit
 
 

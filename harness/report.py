@@ -27,7 +27,6 @@ from credit.batch import Batch
 from credit.measures import concentration, localisation, weight_by_side
 from credit.methods import true_error, true_errors
 from credit.settings import Credit, Shear
-from credit.shear_settings import closest_in
 from credit.tokens import tokens_of
 from grpo import Rollouts
 from harness import files
@@ -195,7 +194,6 @@ def sample_rows(
     task: Task,
     batch: Batch,
     weights: dict[str, Tensor],
-    shear: Shear,
     group: int | None = None,
 ) -> list[dict]:
     """The rows of one group of the step, for samples.jsonl.
@@ -205,7 +203,7 @@ def sample_rows(
     """
     if group is None:
         group = batch.first_mixed or 0
-    closest = closest_in(batch, shear) if group == batch.first_mixed else []
+    closest = batch.closest if group == batch.first_mixed else []
     first = group * batch.group_size
     problem = batch.problems[group]
     rows = []
@@ -258,7 +256,7 @@ def worked_example(
 
 
 def credit_vs_first_error(
-    tokenizer: PreTrainedTokenizerBase, task: Task, batch: Batch, method: str, shear: Shear
+    tokenizer: PreTrainedTokenizerBase, task: Task, batch: Batch, method: str
 ) -> dict:
     """Compare the method's credit with the true first errors of wrong rollouts in mixed groups.
 
@@ -269,7 +267,7 @@ def credit_vs_first_error(
     return {
         "localisation": localisation(batch.weights, batch.mask, wrong_step) or {},
         "example": worked_example(tokenizer, batch.rollouts, batch.weights, wrong_step[:, 0]),
-        "samples": sample_rows(-1, tokenizer, task, batch, {method: batch.weights}, shear, group=0),
+        "samples": sample_rows(-1, tokenizer, task, batch, {method: batch.weights}, group=0),
     }
 
 

@@ -65,7 +65,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from credit.shear_settings import Settings
+from credit.settings import Shear
 from fast.distances import token_distances
 from fast.race import CHUNK_ENTRIES, race
 from grpo import to_padded
@@ -79,7 +79,7 @@ from sinkhorn import sinkhorn
 from studies import prefixes
 from tasks.rows import BadInput
 
-EPS = Settings.eps  # costs are in units of nbar
+EPS = Shear.eps  # costs are in units of nbar
 CHECKED = 128  # pairs whose errors are measured; at least all pairs of one right span
 # iterations and tolerance of the float64 solutions that serve as reference
 TRUE_ITERS = 20_000
@@ -119,8 +119,8 @@ class States(NamedTuple):
     name: str
     # of each the states (G, T, d), mask (G, T) bool and correct (G,) bool
     groups: list[tuple[Tensor, Tensor, Tensor]]
-    window: int = Settings.window
-    stride: int = Settings.stride
+    window: int = Shear.window
+    stride: int = Shear.stride
 
 
 def synthetic(size: int, width: int, tokens: int, device: torch.device) -> States:
@@ -206,7 +206,7 @@ def one_by_one(solve: Callable[[Tensor, Tensor, Tensor], Tensor], pairs: Pairs) 
 def pot_solve(costs: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """`ot.solve` with our limits."""
     return ot.solve(
-        costs, a, b, reg=EPS, reg_type="kl", max_iter=Settings.max_iters, tol=Settings.tol
+        costs, a, b, reg=EPS, reg_type="kl", max_iter=Shear.max_iters, tol=Shear.tol
     ).value
 
 
@@ -290,9 +290,7 @@ def race_groups(states: States) -> list[Closest]:
     for right, wrong in two_sided(states):
         nbar = mean_norm(torch.cat([right.states, wrong.states]))
         costs = token_distances(right.states, wrong.states)  # (N+, N-)
-        closest = race(
-            costs, right, wrong, EPS * nbar, max_iters=Settings.max_iters, tol=Settings.tol
-        )
+        closest = race(costs, right, wrong, EPS * nbar, max_iters=Shear.max_iters, tol=Shear.tol)
         found.append(closest._replace(of_right=closest.of_right / nbar))
     return found
 

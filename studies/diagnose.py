@@ -79,7 +79,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit.batch import Batch, Context
-from credit.shear_settings import ClosestSpan, closest_in
+from credit.shear_settings import ClosestSpan
 from harness import files, report, tables
 from harness.evaluation import context_of
 from harness.launch import resolve, run_command
@@ -222,10 +222,8 @@ def read_all(
         weights = {"shear": weights_of(batch, context, shear)}  # (G, T) each
         for name in others:
             weights[name] = weights_of(batch, context, Credit(name))
-        read.closest.append(closest_in(batch, context.shear))
-        read.samples.extend(
-            report.sample_rows(0, context.tokenizer, task, batch, weights, context.shear)
-        )
+        read.closest.append(batch.closest)
+        read.samples.extend(report.sample_rows(0, context.tokenizer, task, batch, weights))
         if task.first_error:  # keep the states, which all methods and settings read again
             read.batches.append(batch)
             read.signals["surprisal"].append(-batch.log_probs)

@@ -33,7 +33,8 @@ from credit import lora
 from credit.ablations import every_pair
 from credit.batch import Batch
 from credit.methods import assign_credit
-from credit.shear_settings import Settings, group_weights
+from credit.settings import Shear
+from credit.shear_settings import group_weights
 from fast.distances import token_distances
 from grpo import Policy, Rollouts, group_advantages, pad_left, rollout
 from harness import files
@@ -41,7 +42,7 @@ from harness.config import TrainConfig, parse_train, with_values
 from harness.launch import resolve
 from harness.parallel import Ranks
 from harness.run import credit_context
-from shear import mean_norm, two_sides
+from shear import Weighed, mean_norm, two_sides
 from sinkhorn import sinkhorn
 from tasks import toy
 from tasks.rows import read_rows
@@ -406,9 +407,15 @@ def group(seed: int = 0, lengths=(17, 12, 4, 20, 9), dim: int = 5, shared: int =
     return hidden, mask, (rollouts == 1) | (rollouts == 3)
 
 
+def weighed(hidden, mask, correct, **options) -> Weighed:
+    """As training weighs a group: by the fast hooks, or an ablation."""
+    settings = {name: options.pop(name) for name in vars(Shear()) if name in options}
+    return group_weights(hidden, mask, correct, Shear(**settings), **options)
+
+
 def weights(hidden, mask, correct, **options):
-    """As training computes them: by the fast hooks, or an ablation."""
-    return group_weights(hidden, mask, correct, Settings(**options)).omega
+    """(G, T), the weights of `weighed`."""
+    return weighed(hidden, mask, correct, **options).omega
 
 
 def sampled(tiny, group_size=4) -> Rollouts:

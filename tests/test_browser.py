@@ -15,7 +15,8 @@ from made import GOOD, HOSTILE, Numbers, cases, long_group, made_batch, page_row
 
 from credit.measures import effective_weights
 from credit.methods import oracle
-from credit.shear_settings import Settings, closest_by_rollout, group_weights, in_nbar
+from credit.settings import Shear
+from credit.shear_settings import closest_by_rollout, group_weights
 from harness import page
 from tasks.toy import FirstError
 
@@ -113,14 +114,14 @@ def states_group():
     """Rows of 4 rollouts of 24 tokens, with the spans that training finds closest."""
     states = torch.randn(4, 24, 5, generator=torch.Generator().manual_seed(3))
     mask, correct = torch.ones(4, 24, dtype=torch.bool), torch.tensor([True, False, True, False])
-    settings = Settings(window=8, stride=4, eps=0.3)
-    omega, nbar, closest = group_weights(states, mask, correct, settings)
-    spans = closest_by_rollout(in_nbar(closest, nbar), mask, correct, 8, 4)
+    settings = Shear(window=8, stride=4, eps=0.3)
+    weighed = group_weights(states, mask, correct, settings)
+    spans = closest_by_rollout(weighed, mask, correct, settings)
     rows = []
     for number, score in enumerate([1, 0] * 2):
         tokens = [f"{'abcd'[number]}{place} " for place in range(24)]
         about = dict(score=score, advantage=score - 0.5, spans=spans[number])
-        rows.append(page_row(tokens, omega[number].tolist(), **about))
+        rows.append(page_row(tokens, weighed.omega[number].tolist(), **about))
     return rows
 
 

@@ -10,7 +10,8 @@ import pytest
 from made import DOCS, ROOT, cases
 
 from credit.methods import FUNCTIONS
-from credit.shear_settings import Settings, settings_of
+from credit.settings import Shear
+from credit.shear_settings import group_weights
 from credit.table import METHODS, options_of
 from fast.race import race
 from grpo import AT_ONCE, group_advantages, policy_loss
@@ -88,13 +89,12 @@ def test_every_default_of_the_evaluation():
 def test_functions_for_other_trainers_have_the_same_defaults():
     """What a user of `shear_weights` or `policy_loss` gets is what `train.py` runs."""
     own = settings("--model", "M") | options_of("shear")
-    defaults = dataclasses.asdict(Settings())
+    defaults = dataclasses.asdict(Shear())
     assert defaults == {name: own[name] for name in defaults}
     words = "--window 7 --stride 3 --eps .2 --eps-unit raw --max-iters 9 --tol .1"
-    assert settings_of(config.parse_train(words.split()).shear) == Settings(
-        7, 3, 0.2, "raw", max_iters=9, tol=0.1
-    )
+    assert config.parse_train(words.split()).shear == Shear(7, 3, 0.2, "raw", 9, 0.1)
     named = {shear_weights: "window stride eps", policy_loss: "clip_low clip_high"}
+    named[group_weights] = "reading distance normalize pool"
     for function, names in (named | dict.fromkeys((race, sinkhorn), "max_iters tol")).items():
         parameters = inspect.signature(function).parameters
         assert {name: parameters[name].default for name in names.split()} == {

@@ -12,7 +12,6 @@ from made import ALONE, cases, configured, made_batch, text_of
 from transformers.modeling_outputs import CausalLMOutput
 
 from credit.batch import Mean
-from credit.settings import Shear
 from grpo import Rollouts, group_advantages
 from harness import files, report
 from rewards import grade_math
@@ -74,11 +73,11 @@ def test_step_metrics_are_those_of_the_batch(step):
     assert {name: of_one[name] for name in expected} == pytest.approx(expected)
 
 
-def test_samples_are_of_the_first_mixed_group(step, monkeypatch):
+def test_samples_are_of_the_first_mixed_group(step):
     """Rows have verdicts, the true first error, one weight per token, and the rollout's spans."""
-    monkeypatch.setattr(report, "closest_in", lambda *inputs: [[]] * 2)
     tokenizer, task, batch, weights = step
-    parts = 6, tokenizer, task, batch, {"shear": weights}, Shear()
+    batch.closest = [[]] * 2
+    parts = 6, tokenizer, task, batch, {"shear": weights}
     right, wrong = report.sample_rows(*parts)
     expected = {"response": RIGHT, "reason": "correct", "first_error": None}
     assert expected.items() <= right.items()
@@ -88,7 +87,7 @@ def test_samples_are_of_the_first_mixed_group(step, monkeypatch):
     assert "".join(wrong["tokens"]) == WRONG + "<eos>"
     first = report.sample_rows(*parts, group=0)
     assert [(row["response"], "spans" in row) for row in first] == [(WRONG, False)] * 2
-    of_one = report.credit_vs_first_error(tokenizer, task, batch, "shear", Shear())
+    of_one = report.credit_vs_first_error(tokenizer, task, batch, "shear")
     assert of_one["samples"] == [row | {"step": 0} for row in first]
 
 

@@ -8,14 +8,15 @@ import numpy as np
 import ot
 import pytest
 import torch
-from made import SPANS, assert_near, group, weights
+from made import SPANS, assert_near, group, weighed, weights
 from scipy.spatial.distance import cdist, cosine
 from torch.nn.functional import pad
 from torch.testing import assert_close
 
 from credit import ablations
 from credit.ablations import even_out
-from credit.shear_settings import Settings, closest_by_rollout, group_weights, in_nbar
+from credit.settings import Shear
+from credit.shear_settings import closest_by_rollout, group_weights
 from shear import (
     closest_spans,
     shear_advantages,
@@ -99,15 +100,14 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
     for row, token in mask.nonzero().tolist():
         covering = [distance for start, end, distance, *_ in slow[row] if start <= token < end]
         expected[row, token] = pool(covering)
-    settings = Settings(eps=0.5, **options, **SPANS, **EXACT)
-    ours, nbar, solved = group_weights(hidden, mask, correct, settings)
-    assert ours.dtype == torch.float32
-    assert_near(ours.double(), expected, 1e-5 if name == "mmd" else 2e-6)
+    ours = weighed(hidden, mask, correct, eps=0.5, **options, **SPANS, **EXACT)
+    assert ours.omega.dtype == torch.float32
+    assert_near(ours.omega.double(), expected, 1e-5 if name == "mmd" else 2e-6)
     if not options:  # and shear.py and sinkhorn.py alone
         closest = functools.partial(closest_spans, **EXACT)
         plain = shear_weights(hidden, mask, correct, eps=0.5, closest=closest, **SPANS)
         assert_near(plain.double(), expected, 2e-6)
-    closest = closest_by_rollout(in_nbar(solved, nbar), mask, correct, **SPANS)
+    closest = closest_by_rollout(ours, mask, correct, Shear(**SPANS))
     assert [len(spans) for spans in closest] == [len(spans) for spans in slow]
     for row in range(len(slow)):
         for found, wanted in zip(closest[row], slow[row], strict=True):
@@ -242,7 +242,7 @@ def test_the_hooks_of_training_give_the_plain_weights(kind, dtype):
     hidden, mask, correct = group(13, **kind)
     hidden = hidden.to(dtype)
     plain = shear_weights(hidden, mask, correct, **SPANS)
-    ours, nbar, closest = group_weights(hidden, mask, correct, Settings(**SPANS))
+    ours, nbar, closest = weighed(hidden, mask, correct, **SPANS)
     assert_close(ours, plain, atol=1e-6, rtol=1e-5)
     assert plain[mask].min() >= 0 and plain.max() > 0.01
     assert nbar == pytest.approx(hidden[mask].float().norm(dim=-1).mean().item())
@@ -258,7 +258,7 @@ def test_statistics_are_of_every_solved_group_and_reading():
     hidden, mask, correct = group(14)
 
     def closest(correct=correct, **options):
-        return group_weights(hidden, mask, correct, Settings(**SPANS, **options)).closest
+        return weighed(hidden, mask, correct, **SPANS, **options).closest
 
     of_cost = closest(reading="cost")
     assert len(of_cost.iterations) == len(of_cost.error)
@@ -273,13 +273,13 @@ def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
     """W_eps(C) / nbar = W_{eps / nbar}(C / nbar): raw eps is eps / nbar in the other unit."""
     hidden, mask, correct = group(15)
     nbar = hidden[mask].norm(dim=-1).mean().item()
-    raw = Settings(eps=0.7, eps_unit="raw", **SPANS, **options)
-    ours, found, _ = group_weights(hidden, mask, correct, raw)
+    raw = Shear(eps=0.7, eps_unit="raw", **SPANS)
+    ours, found, _ = group_weights(hidden, mask, correct, raw, **options)
     assert_close(ours, weights(hidden, mask, correct, eps=0.7 / nbar, **SPANS, **options))
     assert found == pytest.approx(nbar) and abs(nbar - 1) > 0.5
     assert raw.eps_over(nbar) == pytest.approx(0.7 / nbar)
     larger = replace(raw, eps=2.1)  # eps in the unit of the distances
-    scaled = group_weights(3 * hidden, mask, correct, larger).omega
+    scaled = group_weights(3 * hidden, mask, correct, larger, **options).omega
     assert_close(scaled, ours, atol=1e-6, rtol=1e-4)
 
 
