@@ -29,7 +29,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from credit.reward_model import EXAMPLE, SEPARATOR, ProcessRewardModel, RewardModel, encode
+from credit.reward_model import EXAMPLE, ProcessRewardModel, RewardModel, encode
 from harness.files import config_of
 from harness.launch import out_of_memory
 from tasks.rows import BadInput
@@ -206,17 +206,11 @@ def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
 def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> RewardModel:
     """A process reward model and its tokenizer; raises BadInput where they cannot score steps."""
     tokenizer = load_tokenizer("--prm", name)
-    separator = tokenizer(SEPARATOR, add_special_tokens=False)["input_ids"]
-    if separator != [tokenizer.get_vocab().get(SEPARATOR)]:
-        raise BadInput(
-            f"--prm {name}: {SEPARATOR} is not one token of its tokenizer; give a model like "
-            f"{EXAMPLE}"
-        )
     if not tokenizer.chat_template:
         raise BadInput(
             f"--prm {name}: its tokenizer has no chat template; give a model like {EXAMPLE}"
         )
-    # raises for a template that loses steps
+    # raises for a template that loses steps, or where the separator is not one token
     encode(tokenizer, "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])
     from_pretrained = ProcessRewardModel.from_pretrained
     model = load_weights("--prm", name, from_pretrained, dtype, device, tokenizer)
