@@ -19,6 +19,7 @@ Left out: serving engines (their responses can be replayed), tensor parallelism.
 
 import dataclasses
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -241,50 +242,47 @@ def show(folder: Path, config: EvalConfig) -> None:
     """
     settings = files.read_settings(folder / "settings.json")
     data = settings["data"]
-    generations: dict[str, dict[str, list[dict]]] = {}  # model -> benchmark -> rows
+    generations = defaultdict(list)  # (model, benchmark) -> rows
     for row in files.read_lines(folder / "generations.jsonl", apart=files.SAMPLE):
         if row["model"] not in settings["models"] or row["benchmark"] not in data:
             raise BadInput(
                 f"--from {folder}: settings.json has no {row['model']} on {row['benchmark']}, "
                 "which generations.jsonl has; restore them"
             )
-        generations.setdefault(row["model"], {}).setdefault(row["benchmark"], []).append(row)
+        generations[row["model"], row["benchmark"]].append(row)
     if not generations:
         raise BadInput(f"--from {folder}: holds no generations yet; give another")
-    first = next(iter(generations))
-    results: dict[str, dict] = {}
-    differences: dict[str, dict] = {}  # to the first
-    for model, by_name in generations.items():
-        results[model] = {}
-        for name, rows in by_name.items():
-            result = summarise(rows, config.pass_at)
-            seeds = {row["seed"] for row in rows}
-            result["missing"] = data[name]["problems"] * data[name]["k"] * len(seeds) - len(rows)
-            limit = data[name].get("limit", 0)
-            short = {row["problem"] for row in rows if row.get("limit", limit) < limit}
-            which = printable(f"{model}, {name}")
-            if short:
-                print(
-                    f"NOTE: {which}: {len(short)} problems had a lower limit, to fit the model's "
-                    "context"
-                )
-            if result["missing"]:
-                print(
-                    f"WARNING: {which}: {result['missing']} samples are missing; finish it before "
-                    "reading on"
-                )
-            results[model][name] = result
-            if model != first and name in generations[first]:
-                gain = paired_difference(generations[first][name], rows)
-                differences.setdefault(model, {})[name] = gain
+    first, _ = next(iter(generations))
+    results: dict[str, dict] = defaultdict(dict)  # model -> benchmark -> its statistics
+    differences: dict[str, dict] = defaultdict(dict)  # to the first
+    for (model, name), rows in generations.items():
+        result = summarise(rows, config.pass_at)
+        seeds = {row["seed"] for row in rows}
+        result["missing"] = data[name]["problems"] * data[name]["k"] * len(seeds) - len(rows)
+        limit = data[name].get("limit", 0)
+        short = {row["problem"] for row in rows if row.get("limit", limit) < limit}
+        which = printable(f"{model}, {name}")
+        if short:
+            print(
+                f"NOTE: {which}: {len(short)} problems had a lower limit, to fit the model's "
+                "context"
+            )
+        if result["missing"]:
+            print(
+                f"WARNING: {which}: {result['missing']} samples are missing; finish it before "
+                "reading on"
+            )
+        results[model][name] = result
+        if model != first and (first, name) in generations:
+            differences[model][name] = paired_difference(generations[first, name], rows)
     print(printable(f"{folder}/"))
     tables.print_tables(settings, results, differences, config.paper)
     selection = None
     if config.select and same_benchmarks(results.values()):
-        runs: dict[str, dict[str, dict]] = {}
-        for model, result in results.items():
+        runs: dict[str, dict[str, dict]] = defaultdict(dict)  # run -> checkpoint -> results
+        for model, by_name in results.items():
             run, _, step = model.partition("/checkpoints/")
-            runs.setdefault(run, {})[step.removesuffix("/model")] = result
+            runs[run][step.removesuffix("/model")] = by_name
         origin = settings["models"][first]["origin"]
         selection = select_checkpoints(runs, config.paper or backbone_of(origin))
     settings |= {"results": results, "differences": differences, "selection": selection}

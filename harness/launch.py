@@ -28,7 +28,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from harness import parallel
-from harness.config import Machine, TrainConfig, check, rank_of_torchrun, resume
+from harness.config import Machine, TrainConfig, check, rank_of_torchrun, resume, with_values
 from tasks import toy
 from tasks.rows import BadInput, printable
 from tasks.settings import TASKS
@@ -57,17 +57,15 @@ def resolve(config: TrainConfig) -> TrainConfig:
     """
     if config.checkpoints.resume:
         config = resume(config, config.checkpoints.resume)
-    sampling = config.sampling
-    optimisation = config.optimisation
     if "prompts_per_update" not in config.given:
-        groups = min(optimisation.prompts_per_update, sampling.prompts_per_step)
-        optimisation = replace(optimisation, prompts_per_update=groups)
-    config = replace(config, optimisation=optimisation)
+        groups = min(config.optimisation.prompts_per_update, config.sampling.prompts_per_step)
+        config = with_values(config, {"prompts_per_update": groups})
     check(config)
-    if not sampling.max_tokens:  # a full response of the embedded task
-        sampling = replace(sampling, max_tokens=toy.response_tokens(config.problems.toy_lines))
+    if not config.sampling.max_tokens:  # a full response of the embedded task
+        max_tokens = toy.response_tokens(config.problems.toy_lines)
+        config = with_values(config, {"max_tokens": max_tokens})
     machine = resolve_machine(config.machine, half="model" not in TASKS[config.task].has)
-    return replace(config, sampling=sampling, machine=machine)
+    return replace(config, machine=machine)
 
 
 def resolve_machine(machine: AnyMachine, half: bool = True) -> AnyMachine:

@@ -308,11 +308,9 @@ def own_prm(parts: Parts, folder: Path, ranks: Ranks) -> RewardModel:
     It is taught unless it is there. Raises BadInput if a resumed run lacks it.
     """
     config = parts.config
-
-    def teach() -> SavedModel:
-        lines = config.problems.toy_lines
-        return teacher.make_prm(parts.model, lines, heldout_prompts(parts.task), seed=config.seed)
-
+    lines = config.problems.toy_lines
+    excluded = heldout_prompts(parts.task)
+    teach = partial(teacher.make_prm, parts.model, lines, excluded, seed=config.seed)
     if not config.checkpoints.resume:
         save_once(folder / "prm", ranks, teach)
     return models.load_reward_model(str(folder / "prm"), ranks.device, torch.float32)
