@@ -130,7 +130,7 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
     tokenizers = {path: load_tokenizer("--model", path) for path in models}  # or an error
     protocol = config.protocol
     make_embedded = partial(heldout_set, config.embedded, models)
-    sets = benchmarks.load_sets(names, list(config.data), protocol.sandbox, make_embedded)
+    sets = benchmarks.load_sets(names, list(config.data), make_embedded)
     most = max(config.pass_at, default=0)
     for loaded in sets:
         name = loaded.benchmark.name

@@ -269,10 +269,13 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
                 style_of(line.get("tests"))
         lines.append(usual | line | {"problem": str(line["problem"])})
 
+    kinds = {"code" if "tests" in line else "math" for line in lines}
+    graders = {kind: grader(kind, timeout_s, level) for kind in kinds}
+
     def grade(response: str, line: dict) -> Verdict:
         if "tests" in line:
-            return grader("code", timeout_s, level)(response, line["tests"])
-        return grader("math", timeout_s, level)(response, str(line["answer"]))
+            return graders["code"](response, line["tests"])
+        return graders["math"](response, str(line["answer"]))
 
     verdicts = grade_all(grade, [line["response"] for line in lines], lines)
     rows = []

@@ -249,7 +249,6 @@ def load_benchmarks(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> 
     sets = benchmarks.load_sets(
         list(config.evaluation.bench),
         list(config.evaluation.bench_data),
-        config.grading.sandbox,
         make_embedded,
         flag="--bench-data",
     )

@@ -33,7 +33,7 @@ from typing import NoReturn
 
 from rewards import style_of
 from tasks import toy
-from tasks.problems import as_problem, check_sandbox, json_values
+from tasks.problems import as_problem, json_values
 from tasks.rows import BadInput, bad_input_on_error, from_files, from_hub, lacks
 
 LCB_WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
@@ -218,14 +218,12 @@ ID_COLUMNS = ("task_id", "question_id", "unique_id", "id")  # what sets name a p
 def load_sets(
     names: list[str],
     data: list[str],
-    level: str,
     make_embedded: Callable[[], Loaded],
     flag: str = "--data",
 ) -> list[Loaded]:
     """The benchmarks of these names and suites, from files or else from the hub.
 
-    `data` is a list of NAME=FILE given to `flag`. Raises BadInput, also where programs cannot be
-    run at a sandbox `level`.
+    `data` is a list of NAME=FILE given to `flag`. Raises BadInput.
     """
     benchmarks: list[str] = []
     for name in map(str.lower, names):
@@ -242,8 +240,6 @@ def load_sets(
                 f"{flag} {text}: give NAME=FILE, with a NAME of --bench: {', '.join(files)}"
             )
         files[name].append(file)
-    if any(BENCHMARKS[name].kind == "code" for name in files):
-        check_sandbox(level)
     sets = []
     for name, paths in files.items():
         if name == "embedded":

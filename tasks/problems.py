@@ -170,10 +170,12 @@ def digest_of(problems: list[dict]) -> str:
 def grader(kind: str, timeout_s: float | None, level: str) -> Callable[[str, object], Verdict]:
     """The function `grade(response, reference)` for a kind of problems.
 
-    It takes the default time if `timeout_s` is None; programs run at the sandbox `level`.
+    It takes the default time if `timeout_s` is None; programs run at the sandbox `level`. Raises
+    BadInput where none can be run at it.
     """
     grade: Callable[..., Verdict] = grade_math
     if kind == "code":
+        check_sandbox(level)
         grade = partial(grade_code, level=level)
     return grade if timeout_s is None else partial(grade, timeout_s=timeout_s)
 
@@ -206,8 +208,6 @@ def empty_task(
 
     Raises BadInput.
     """
-    if kind == "code":
-        check_sandbox(grading.sandbox)
     template = choose_template(settings.template, model_name, tokenizer)
     grade = grader(kind, grading.grade_timeout, grading.sandbox)
     return text_task(kind, template, tokenizer, grade), f"template {template}"

@@ -253,7 +253,7 @@ def test_names_and_suites_are_loaded_once_and_others_refused(monkeypatch):
     """Sets come in the order asked for; a refusal lists the names that exist."""
 
     def load_all(names, *data):
-        return benchmarks.load_sets(names, data, "auto", make_embedded=lambda: "embedded")
+        return benchmarks.load_sets(names, data, make_embedded=lambda: "embedded")
 
     monkeypatch.setattr(benchmarks, "load_benchmark", lambda name, files, flag: (name, *files))
     expected = [(name,) for name in SUITES["math"]]
