@@ -153,8 +153,8 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
             run, step, problems, rollouts, verdicts, clock
         )
     batch = Batch.of(rollouts, verdicts, problems)  # A (b,), Eq. (1)
-    add_credit(run, batch, step, clock)  # (b, T)
-    batch = Batch.cat(parallel.gather(batch, run.ranks))  # from all ranks
+    blocks = credited_blocks(run, batch, step, clock)  # (b, T)
+    batch = Batch.cat(parallel.gather_items(blocks, run.ranks))  # from all ranks
     clock.lap("wait")
     updates = update(run, batch, step)
     checksum = parallel.refresh(run.trained, run.actor, run.ranks)
@@ -176,23 +176,25 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     return metrics, samples
 
 
-def add_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> None:
-    """Fill in the batch's log-probabilities, entropies and token advantages (B, T).
+def credited_blocks(run: Run, batch: Batch, step: int, clock: report.Clock) -> list[Batch]:
+    """The batch in parts, with log-probabilities, entropies and token advantages (b, T).
 
     Whole groups are taken, some at a time, as only a block's hidden states fit in memory.
     """
     credit = run.config.credit
     # methods may run passes of their own
     context = credit_context(run.config, run.actor, run.tokenizer, run.task, step, run.prm)
-    for rows in batch.block_rows():
-        block = batch.block(rows)
+    blocks = []
+    for block in batch.blocks():
         block.log_probs, block.entropies, block.hidden = context.score(  # (b, T), (b, T), (n, d)
             block.rollouts, keep_hidden="states" in credit.entry.needs
         )
         clock.lap("score")
         block.token_advantages = assign_credit(block, context, credit)  # <- where methods differ
-        batch.fill(rows, block)
+        block.hidden = None
+        blocks.append(block)
         clock.lap("weights")
+    return blocks
 
 
 def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
@@ -299,8 +301,8 @@ def evaluate(run: Run, step: int) -> dict:
     credited = {}
     if task.first_error:
         batch = Batch.of(rollouts, verdicts, problems)
-        add_credit(run, batch, step, clock)
-        batch = Batch.cat(parallel.gather(batch, ranks))
+        blocks = credited_blocks(run, batch, step, clock)
+        batch = Batch.cat(parallel.gather_items(blocks, ranks))
         credited = report.credit_vs_first_error(run.tokenizer, task, batch, config.credit.method)
     verdicts = parallel.gather_items(verdicts, ranks)
     accuracies = report.accuracies(right, rewards_of(verdicts).reshape(-1, group_size))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
@@ -21,23 +22,7 @@ from rewards import Verdict, rewards_of
 from tasks.problems import Task
 
 BLOCK_TOKENS = 2**15  # response tokens per block; their states take 235 MB at 3,584 bfloat16s
-RESULTS = "log_probs", "entropies", "token_advantages"  # the (B, T) tensors that a block fills
-NOT_SCORED = torch.empty(0)  # stands for each of RESULTS before scoring
-
-
-@dataclass(frozen=True)
-class Mean:
-    """A mean that can be added to others."""
-
-    total: float
-    count: int
-
-
-def add_stats(stats: dict[str, Mean], others: dict[str, Mean]) -> None:
-    """Add what another block or rank has logged, in place."""
-    for name, other in others.items():
-        own = stats.get(name, Mean(0.0, 0))
-        stats[name] = Mean(own.total + other.total, own.count + other.count)
+NOT_SCORED = torch.empty(0)  # stands for a (B, T) tensor before scoring
 
 
 @dataclass(frozen=True)
@@ -85,7 +70,8 @@ class Batch:
     token_advantages: Tensor = NOT_SCORED  # (B, T) float32
     # For the page: the spans of each rollout of the first group that SHEAR solved.
     closest: list[list[ClosestSpan]] = field(default_factory=list)
-    stats: dict[str, Mean] = field(default_factory=dict)  # logged metrics
+    # Of each logged metric the sum of its values, and their number.
+    stats: dict[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rollouts: Rollouts, verdicts: list[Verdict], problems: list[dict]) -> "Batch":
@@ -98,14 +84,11 @@ class Batch:
         group_size = len(verdicts) // len(problems)
         advantages = group_advantages(rewards, group_size)  # (B,), Eq. (1)
         reasons = [verdict.reason for verdict in verdicts]
-        batch = cls(rollouts, rewards, advantages, group_size, list(problems), reasons)
-        for name in RESULTS:
-            setattr(batch, name, torch.zeros_like(rollouts.ids, dtype=torch.float32))
-        return batch
+        return cls(rollouts, rewards, advantages, group_size, problems, reasons)
 
     @classmethod
     def cat(cls, batches: Sequence["Batch"]) -> "Batch":
-        """The batches of several ranks as one, after their scoring, without hidden states."""
+        """The blocks of all ranks as one batch, after their scoring, without hidden states."""
         whole = cls(
             Rollouts.cat([batch.rollouts for batch in batches]),
             torch.cat([batch.rewards for batch in batches]),
@@ -113,16 +96,18 @@ class Batch:
             batches[0].group_size,
             [problem for batch in batches for problem in batch.problems],
             [reason for batch in batches for reason in batch.reasons],
+            log_probs=cat_padded([batch.log_probs for batch in batches]),
+            entropies=cat_padded([batch.entropies for batch in batches]),
+            token_advantages=cat_padded([batch.token_advantages for batch in batches]),
         )
         for batch in batches:
-            add_stats(whole.stats, batch.stats)
+            for name, sums in batch.stats.items():
+                whole.add(name, sums)
             whole.closest = whole.closest or batch.closest
-        for name in RESULTS:
-            setattr(whole, name, cat_padded([getattr(batch, name) for batch in batches]))
         return whole
 
-    def block_rows(self) -> Iterator[Tensor]:
-        """The rows of each block: whole groups with at most BLOCK_TOKENS tokens, or one group."""
+    def blocks(self) -> Iterator["Batch"]:
+        """Whole groups with at most BLOCK_TOKENS tokens, or one group, as batches."""
         starts = [0]  # the first group of each block
         held = 0  # tokens of the last block
         for group, tokens in enumerate(self.group_tokens):
@@ -131,28 +116,15 @@ class Batch:
                 held = 0
             held += tokens
         for start, end in pairwise([*starts, len(self.problems)]):
-            yield torch.arange(start * self.group_size, end * self.group_size)
-
-    def block(self, rows: Tensor) -> "Batch":
-        """The rollouts in these rows, which are whole groups, before their scoring."""
-        first = int(rows[0]) // self.group_size
-        end = (int(rows[-1]) + 1) // self.group_size
-        return Batch(
-            self.rollouts.take(rows),
-            self.rewards[rows],
-            self.advantages[rows],
-            self.group_size,
-            self.problems[first:end],
-            [self.reasons[row] for row in rows.tolist()],
-        )
-
-    def fill(self, rows: Tensor, block: "Batch") -> None:
-        """Keep the RESULTS and the metrics of a block, but not its hidden states."""
-        width = block.rollouts.ids.shape[1]
-        for name in RESULTS:
-            getattr(self, name)[rows, :width] = getattr(block, name)
-        add_stats(self.stats, block.stats)
-        self.closest = self.closest or block.closest
+            rows = slice(start * self.group_size, end * self.group_size)
+            yield Batch(
+                self.rollouts.take(torch.arange(rows.start, rows.stop)),
+                self.rewards[rows],
+                self.advantages[rows],
+                self.group_size,
+                self.problems[start:end],
+                self.reasons[rows],
+            )
 
     def groups(self) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Of each group the rows, states (G, T, d), mask (G, T) and right rollouts (G,) bool.
@@ -201,12 +173,16 @@ class Batch:
         Values are, for example, of groups or of pairs of spans; the mean is over all blocks and
         ranks.
         """
-        add_stats(self.stats, {name: Mean(values.double().sum().item(), values.numel())})
+        self.add(name, np.array([values.double().sum().item(), values.numel()]))
+
+    def add(self, name: str, sums: np.ndarray) -> None:
+        """Add to a metric the sum of further values, and their number."""
+        self.stats[name] = self.stats.get(name, 0) + sums
 
     @property
     def metrics(self) -> dict[str, float]:
         """The means of what was logged."""
-        return {name: mean.total / mean.count for name, mean in sorted(self.stats.items())}
+        return {name: total / count for name, (total, count) in sorted(self.stats.items())}
 
     @property
     def first_mixed(self) -> int | None:

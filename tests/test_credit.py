@@ -225,17 +225,16 @@ def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
     """Whole groups with their own problems, verdicts and text need nothing of other groups."""
     monkeypatch.setattr("credit.batch.BLOCK_TOKENS", 1)
     whole = assign(method, told)
-    empty = torch.zeros_like(whole)
-    batch = replace(told, hidden=None, stats={}, token_advantages=empty)
-    batch = replace(batch, log_probs=empty.clone(), entropies=empty.clone())
-    for number, rows in enumerate(batch.block_rows()):
-        block = replace(told, **vars(batch.block(rows)))
+    blocks = []
+    for number, block in enumerate(told.blocks()):
+        block = replace(told, **vars(block))
         scored = score(told.policy, block.rollouts, temperature=1.0, micro_tokens=300)
         block.log_probs, block.entropies, block.hidden = scored
         block.token_advantages = assign(method, block)
         assert block.problems == [told.problems[number]]
         assert block.rollouts.texts == told.rollouts.texts[4 * number : 4 * number + 4]
-        batch.fill(rows, block)
+        blocks.append(block)
+    batch = Batch.cat(blocks)
     assert number == 1 and batch.hidden is None
     assert_close(batch.token_advantages, whole, atol=2e-5, rtol=1e-4)
     assert_near(batch.log_probs, told.log_probs, 1e-5)
@@ -244,19 +243,19 @@ def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
     assert len(batch.metrics) == 4 * (method == "shear")
 
 
-def test_a_metric_is_the_mean_over_all_that_it_is_of():
+def test_a_metric_is_the_mean_over_all_that_it_is_of(told):
     """Three values of two blocks or ranks have one mean, not the mean of two means.
 
     Spans are those of the first group, which is shown.
     """
-    one, other = drawn_batch([[1, 0]]), drawn_batch([[1, 0]])
-    one.token_advantages, other.token_advantages = torch.zeros(2, 2, 10)
+    told.token_advantages = told.log_probs
+    one, other = replace(told, stats={}), replace(told, stats={})
     one.log("iterations", torch.tensor([1.0, 2.0]))
     other.log("iterations", torch.tensor([6.0]))
     one.closest = "of the first block"
     other.closest = "of the second"
-    one.fill(torch.arange(2), other)
-    assert one.metrics == {"iterations": 3.0} and one.closest == "of the first block"
+    whole = Batch.cat([one, other])
+    assert whole.metrics == {"iterations": 3.0} and whole.closest == "of the first block"
 
 
 # ---- the door ------------------------------------------------------------------------------------

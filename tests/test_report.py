@@ -6,12 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import torch
 from made import ALONE, cases, configured, made_batch, text_of
 from transformers.modeling_outputs import CausalLMOutput
 
-from credit.batch import Mean
 from grpo import Rollouts, group_advantages
 from harness import files, report
 from rewards import grade_math
@@ -36,7 +36,7 @@ def step():
     rollouts = Rollouts(ids, mask, ids, mask, torch.tensor([False, False, False, True]), texts)
     problems = [{"problem": "a=1+2;a?\n", "answer": "3"}] * 2
     parts = dict(problems=problems, reasons=["wrong", "wrong", "correct", "truncated"])
-    parts |= dict(entropies=0.25 * mask, stats={"sinkhorn_error": Mean(1.0, 2)})
+    parts |= dict(entropies=0.25 * mask, stats={"sinkhorn_error": np.array([1.0, 2])})
     batch = made_batch(rewards, rollouts, 2, **parts)
     task = Task("embedded", [], [], None, grade_math, first_error=toy.first_error)
     weights = torch.ones(ids.shape)
