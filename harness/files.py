@@ -23,7 +23,7 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
 from harness.parallel import Ranks, together
-from tasks.rows import BadInput, bad_input_on_error, check_is_file
+from tasks.rows import BadInput, bad_input_on_error, check_is_file, text_of
 
 RESTORE = "restore it, or choose another folder"
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -258,7 +258,7 @@ def read_lines(path: Path, forms: Sequence[object] = (), apart: Sequence[str] = 
     found = []
     line_of: dict[tuple, int] = {}
     with bad_input_on_error(str(path), RESTORE):
-        lines = check_is_file(path).read_text(encoding="utf-8").split("\n")
+        lines = text_of(path).split("\n")
     for number, line in enumerate(lines[:-1], 1):
         with bad_input_on_error(f"{path}, line {number}", "restore or remove the file"):
             row = object_of(line, forms or FORMS.get(path.name, ()))
@@ -275,8 +275,7 @@ def read_settings(path: Path, forms: Sequence[object] = ()) -> dict:
     It has one of the `forms`, if not given those of the file's name. Raises BadInput.
     """
     with bad_input_on_error(str(path), RESTORE):
-        text = check_is_file(path).read_text(encoding="utf-8")
-        return object_of(text, forms or FORMS.get(path.name, ()))
+        return object_of(text_of(path), forms or FORMS.get(path.name, ()))
 
 
 def object_of(text: str, forms: Sequence[object]) -> dict:

@@ -68,11 +68,11 @@ def load_parts(config: TrainConfig, ranks: Ranks) -> Parts:
             problems = config.problems
             model = toy.make_model(problems.toy_lines, config.seed, problems.toy_width)
             tokenizer = toy.make_tokenizer()
+        config, task, task_notes = make_task(config, tokenizer, context_of(model))
         attends = all(hasattr(layer, "self_attn") for layer in layers_of(model))
         if "attention" in config.credit.entry.needs and not attends:
             method = f"--method {config.credit.method}: needs {NEEDS['attention']}"
             raise BadInput(f"{method}, which {config.model} lacks; choose another method")
-        config, task, task_notes = make_task(config, tokenizer, context_of(model))
         check_ranks(config, ranks)
         sets = load_benchmarks(config, tokenizer)
         notes = describe(config, ranks, task, model, sets) + task_notes

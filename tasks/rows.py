@@ -98,7 +98,7 @@ def read_rows(path: Path) -> Iterable[dict]:
         return itertools.chain.from_iterable(batch.to_pylist() for batch in table.to_batches(1000))
     if path.suffix == ".csv":
         return _csv_rows(path)
-    text = _text_of(path)
+    text = text_of(path)
     values = json.loads(text) if text.lstrip().startswith("[") else _json_lines(text)
     # what is no object becomes an empty row, which later checks refuse
     return [value if isinstance(value, dict) else {} for value in values]
@@ -120,8 +120,11 @@ def _json_lines(text: str) -> list:
     return values
 
 
-def _text_of(path: Path) -> str:
-    """The text of a file, compressed or not."""
+def text_of(path: Path) -> str:
+    """The text of a file, compressed or not.
+
+    Raises OSError for what is no file.
+    """
     with (gzip.open if path.suffix == ".gz" else open)(
         check_is_file(path), "rt", encoding="utf-8"
     ) as file:
