@@ -35,7 +35,6 @@ has (`lora.save_merged` merges it).
 """
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -48,11 +47,20 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit.batch import Batch, Context
-from credit.measures import around, auc, effective_weights, localisation, peak, shares_by_part
+from credit.measures import (
+    around,
+    auc,
+    effective_weights,
+    localisation,
+    peak,
+    positions,
+    shares_by_part,
+)
 from credit.methods import assign_credit, true_errors
 from credit.settings import Credit, Shear
-from credit.table import METHODS, NEEDS, methods_needing
+from credit.table import METHODS, NEEDS
 from grpo import cat_padded
+from harness.config import with_values
 from harness.prepare import Parts
 from harness.run import seed_of
 from studies.prefixes import (
@@ -98,12 +106,11 @@ def measure(
         batch = score_group(group, context)
         weights = {name: weights_of(batch, context, credit) for name, credit in methods.items()}
         lines += line_stats(group, batch.advantages, weights)
-    agreements = {name: agreement(lines, name) for name in methods}
     return {
         "groups": len(problems),
         "mixed_groups": mixed,
         "lines": len(lines),
-        "methods": agreements,
+        "methods": agreement(lines, list(methods)),
     }
 
 
@@ -120,16 +127,17 @@ def line_ends(text: str, length: int) -> list[int]:
 def value_of(scores: list[float | None]) -> tuple[float, float]:
     """V, the mean of the continuations' scores, and the estimated variance of its error.
 
-    Both are NaN for fewer than two scores.
+    The variance is NaN for fewer than two scores.
     """
-    graded = [score for score in scores if score is not None]
-    if len(graded) < 2:
-        return math.nan, math.nan
-    return statistics.mean(graded), statistics.variance(graded) / len(graded)
+    graded = pd.Series(scores, dtype=float)  # None becomes NaN, which does not count
+    return graded.mean(), graded.sem() ** 2
 
 
 def line_stats(group: Prefixes, advantages: Tensor, weights: dict[str, Tensor]) -> list[dict]:
-    """The lines of graded rollouts with their true advantages, noise variances and credits."""
+    """The lines of graded rollouts: true advantage, its noise variance, and each method's credit.
+
+    A line is left out if the value at one of its ends is not known.
+    """
     lines = []
     for row, score in enumerate(group.scores):
         if score is None:
@@ -137,29 +145,22 @@ def line_stats(group: Prefixes, advantages: Tensor, weights: dict[str, Tensor]) 
         ends = [*group.ends[row], len(group.responses[row])]
         values = [*map(value_of, group.continued[row]), (score, 0.0)]
         for (start, before), (end, after) in pairwise(zip(ends, values, strict=True)):
-            advantage = after[0] - before[0]
-            if math.isnan(advantage):
-                continue
-            credit = {}
+            line = {"advantage": after[0] - before[0], "noise": after[1] + before[1]}
             for name, of_tokens in weights.items():
-                credit[name] = of_tokens[row, start:end].mean().item() * advantages[row].item()
-            noise = after[1] + before[1]
-            lines.append({"advantage": advantage, "noise": noise, "credit": credit})
+                line[name] = of_tokens[row, start:end].mean().item() * advantages[row].item()
+            if not math.isnan(line["noise"]):
+                lines.append(line)
     return lines
 
 
-def agreement(lines: list[dict], method: str) -> dict[str, float | None]:
-    """r, reliability and corrected r of a method's credit; None for what is not finite."""
-    if len(lines) < 2:
-        return dict.fromkeys(("r", "corrected", "reliability"))
-    advantage = np.array([line["advantage"] for line in lines])  # (n,)
-    noise = np.array([line["noise"] for line in lines])  # (n,)
-    credit = np.array([line["credit"][method] for line in lines])  # (n,)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        r = np.corrcoef(credit, advantage)[0, 1]
-        reliability = 1 - noise.mean() / advantage.var()
-        values = {"r": r, "corrected": r / np.sqrt(reliability), "reliability": reliability}
-    return {name: float(value) if np.isfinite(value) else None for name, value in values.items()}
+def agreement(lines: list[dict], methods: list[str]) -> dict[str, dict[str, float]]:
+    """r, reliability and corrected r of each method's credit; not finite where not defined."""
+    table = pd.DataFrame(lines, columns=["advantage", "noise", *methods], dtype=float)
+    r = table[methods].corrwith(table["advantage"])
+    reliability = 1 - table["noise"].mean() / table["advantage"].var(ddof=0)
+    corrected = r / max(reliability, 0.0) ** 0.5
+    values = pd.DataFrame({"r": r, "corrected": corrected, "reliability": reliability})
+    return values.to_dict("index")
 
 
 # ---- the first error -----------------------------------------------------------------------------
@@ -167,7 +168,7 @@ def agreement(lines: list[dict], method: str) -> dict[str, float | None]:
 
 def against_truth(
     methods: Sequence[str],
-    options: Sequence[str],
+    options: tuple[str, ...],
     context: Context,
     batches: list[Batch],
     signals: dict[str, list[Tensor]],
@@ -180,29 +181,27 @@ def against_truth(
     What cannot be measured goes to `left_out`, with the reason.
     """
     task = context.task
-    window = context.shear.window
+    shear = context.shear
     errors = torch.cat([true_errors(batch, task, context.tokenizer) for batch in batches])  # (B, 2)
     errors = torch.where(errors[:, :1] > 0, errors, -1)
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
-    lacks = ["adapter"]  # no saved model has one
-    if not context.prm:
-        lacks.append("prm")
-    if not task.rephrase:
-        lacks.append("rephrase")
-    for need in lacks:
-        absent = [name for name in methods if name in methods_needing(need)]
-        if absent:
-            left_out.append(f"{', '.join(absent)} against the truth: needs {NEEDS[need]}")
-            methods = [name for name in methods if name not in absent]
     if localisation(mask.float(), mask, errors) is None:
         left_out.append(
             "credit against the truth: no rollout has tokens before and after its first error"
         )
         return {}
-    shear = context.shear
+    lacks = {"adapter"}  # no saved model has one
+    if not context.prm:
+        lacks.add("prm")
+    if not task.rephrase:
+        lacks.add("rephrase")
     of_methods = {}
     for name in methods:
-        of_methods[name] = Credit(name, tuple(options) if name == "shear" else ()), shear
+        missing = lacks.intersection(METHODS[name].needs)
+        if missing:
+            left_out.append(f"{name} against the truth: needs {NEEDS[missing.pop()]}")
+        else:
+            of_methods[name] = Credit(name, options if name == "shear" else ()), shear
     sizes = torch.tensor([len(batch.rewards) for batch in batches])
     group = torch.arange(len(batches)).repeat_interleave(sizes)  # (B,)
     results: dict[str, dict[str, dict]] = {"methods": {}, "settings": {}}
@@ -212,10 +211,10 @@ def against_truth(
             own = replace(context, shear=changed)
             of_batches = [weights_of(batch, own, credit) for batch in batches]
             weights = cat_padded(of_batches)  # (B, T)
-            results[part][name] = measure_place(weights, mask, errors, group, window)
+            results[part][name] = measure_place(weights, mask, errors, group, shear.window)
     for name, of_batches in signals.items():
         results["settings"][name] = measure_place(
-            cat_padded(of_batches), mask, errors, group, window
+            cat_padded(of_batches), mask, errors, group, shear.window
         )
     return results
 
@@ -233,14 +232,14 @@ def measure_place(
     last_wrong = torch.where(errors[:, 0] >= window, errors[:, 1] - 1, -1)  # (B,)
     place["half_risen"] = half_risen(around(weights, mask, last_wrong, 2 * window), window)
     place["around"] = around(weights, mask, errors[:, 0], 2 * window)
-    position = torch.arange(mask.shape[1]).expand_as(mask)
+    position = positions(mask)
     counts = mask & (errors[:, :1] >= 0)  # (B, T)
     after = (position >= errors[:, :1])[counts]  # (n,)
     group_of = group[:, None].expand_as(mask)[counts]  # (n,)
     aucs = auc_without_each(weights[counts], after, group_of)  # (1 + groups,)
-    place["auc_half"] = half_width(aucs)
+    place["auc_half"] = jackknife_half(aucs)
     more = aucs - auc_without_each(position[counts], after, group_of)
-    place["over_position"] = [float(more[0]), half_width(more)]
+    place["over_position"] = [float(more[0]), jackknife_half(more)]
     lowest = weights.masked_fill(~mask, math.inf).amin(1)  # (B,)
     floor = torch.full_like(lowest, math.inf).scatter_reduce(0, group, lowest, "amin")  # of groups
     place["shares"] = shares_by_part(weights, mask, errors)
@@ -258,17 +257,18 @@ def auc_without_each(values: Tensor, positive: Tensor, group: Tensor) -> np.ndar
     return np.array(aucs, float)
 
 
-def half_width(estimates: np.ndarray) -> float | None:
+def jackknife_half(estimates: np.ndarray) -> float:
     """Half the width of the 90% interval by the jackknife over groups.
 
     `estimates` are the estimate from all groups, and those without each group.
     """
-    without = estimates[1:]
-    n = len(without)
-    if n < 2 or np.isnan(without).any():
-        return None
-    error = (n - 1) * stats.sem(without)  # jackknife's
-    return float(stats.t.ppf(0.95, n - 1) * error)
+    without = pd.Series(estimates[1:])
+    return (len(without) - 1) * half_width(without)
+
+
+def half_width(values: pd.Series) -> float:
+    """Half the width of the 90% interval of a mean by Student's t; NaN for one value or NaN."""
+    return float(stats.t.ppf(0.95, len(values) - 1) * values.sem(skipna=False))
 
 
 def half_risen(curve: list[float | None], window: int) -> int | None:
@@ -288,19 +288,23 @@ def half_risen(curve: list[float | None], window: int) -> int | None:
     return int(risen.idxmax())
 
 
-def changes_of(shear: Shear, options: Sequence[str]) -> dict[str, tuple[Credit, Shear]]:
+def changes_of(shear: Shear, options: tuple[str, ...]) -> dict[str, tuple[Credit, Shear]]:
     """SHEAR with one setting or option changed at a time."""
-    others = {}
+    plain = Credit("shear", options)
+    changes: list[dict[str, float]] = []
     for factor in (2, 4, 8):
         window = max(1, shear.window * factor // 3)
-        stride = min(shear.stride, window)
-        others[f"window {window}, stride {stride}"] = replace(shear, window=window, stride=stride)
-    for stride in (max(1, shear.stride // 2), min(2 * shear.stride, shear.window)):
-        others[f"stride {stride}"] = replace(shear, stride=stride)
-    for eps in (shear.eps / 5, shear.eps * 5):
-        others[f"eps {eps:g}"] = replace(shear, eps=eps)
-    plain = Credit("shear", tuple(options))
-    settings = {name: (plain, other) for name, other in others.items() if other != shear}
+        changes.append({"window": window, "stride": min(shear.stride, window)})
+    changes.append({"stride": max(1, shear.stride // 2)})
+    changes.append({"stride": min(2 * shear.stride, shear.window)})
+    changes.append({"eps": shear.eps / 5})
+    changes.append({"eps": shear.eps * 5})
+    settings = {}
+    for change in changes:
+        other = with_values(shear, change)
+        if other != shear:
+            name = ", ".join(f"{name} {value:g}" for name, value in change.items())
+            settings[name] = plain, other
     values = plain.options
     for name in ("pool", "reading", "distance"):
         for choice in METHODS["shear"].options[name].choices:

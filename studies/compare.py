@@ -126,7 +126,6 @@ if __name__ == "__main__":
 import numpy as np
 import pandas as pd
 import torch
-from scipy import stats
 from tqdm import tqdm
 from typing_extensions import TypedDict
 
@@ -138,11 +137,10 @@ from harness.prepare import Parts, give_lessons, load_parts
 from harness.run import Run, build_run, open_folder, sample_and_grade, seed_of
 from rewards import rewards_of
 from studies import figures
-from studies.advantages import measure
+from studies.advantages import half_width, measure
 
 OURS = "method seed lr name out resume prm"  # flags of train.py that trials set themselves
 LOWEST, HIGHEST = 1 / 8, 8  # bounds of a grid's rates, as multiples of its middle
-LEVEL = 0.90  # of confidence intervals
 HELDOUT = 256  # problems, if not given
 TRAINING = "", "credit", "fast", "grading", "harness", "tasks"  # folders of the code that trains
 GROUPS, CONTINUATIONS = 16, 16  # for measuring true token advantages
@@ -498,7 +496,7 @@ def with_interval(values: pd.Series) -> str:
     """
     values = values.dropna()
     mean = values.mean()
-    half = stats.t.ppf((1 + LEVEL) / 2, len(values) - 1) * values.sem()
+    half = half_width(values)
     text = f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})".replace("0.", ".")
     return f"{text}, {(values > 0).sum()}/{len(values)}"
 

@@ -24,7 +24,6 @@ for dependence between the spans of a rollout and the rollouts of a group, so p-
 small.
 """
 
-import math
 import shlex
 import statistics
 import sys
@@ -80,13 +79,12 @@ from tqdm import tqdm
 
 from credit.batch import Batch, Context
 from credit.shear_settings import ClosestSpan
-from harness import files, report, tables
+from harness import files, parallel, report, tables
 from harness.evaluation import context_of
 from harness.launch import resolve, run_command
 from harness.models import load_model, load_outline, round_weights
 from harness.parallel import Ranks
 from harness.prepare import Parts, give_lessons, load_parts, own_prm
-from rewards import grade_math
 from studies import figures
 from studies.advantages import against_truth, weights_of
 from studies.prefixes import (
@@ -98,7 +96,7 @@ from studies.prefixes import (
     span_table,
     up_to,
 )
-from tasks.problems import choose_template, text_task
+from tasks.problems import empty_task
 from tasks.rows import BadInput
 
 # Flags of train.py that are useless here.
@@ -111,6 +109,12 @@ DECIDES = (
     "toy_lines toy_width warmup_steps grade_timeout sandbox dtype rollouts"
 ).split()
 SIGNALS = {"surprisal"}  # weights that are not SHEAR's
+FIGURES = {
+    "fig_1a": figures.fig_1a_position,
+    "fig_1b": figures.fig_1b_changes,
+    "fig_3": figures.fig_3_separation,
+    "fig_9": figures.fig_9_depth,
+}
 # The paper's numbers: Spearman's rho in Figs. 1 and 9 (there at the first and last position), the
 # AUC of the nearest and farthest bin in Fig. 3, the share of mixed groups in Fig. 10 (App. I).
 PAPER = {
@@ -126,10 +130,9 @@ PAPER = {
 def main(argv: list[str] | None = None) -> None:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
     flags, config = parse_diagnose(argv)
-    torch.set_num_threads(config.machine.threads or torch.get_num_threads())
-    ranks = Ranks(0, 1, torch.device(config.machine.device))
+    ranks = parallel.join(config.machine.device, config.machine.threads)
     with files.locked_folder(flags.out, ranks, "config.json"):
-        diagnose(flags, config)
+        diagnose(flags, config, ranks)
 
 
 def parse_diagnose(argv: Sequence[str] | None) -> tuple[Diagnose, TrainConfig]:
@@ -148,18 +151,18 @@ def parse_diagnose(argv: Sequence[str] | None) -> tuple[Diagnose, TrainConfig]:
     return flags, config
 
 
-def diagnose(flags: Diagnose, config: TrainConfig) -> None:
+def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
     """From a model to numbers and figures in `--out`."""
     out = flags.out
-    values = flat(config) | {"rollouts": flags.rollouts, "continuations": flags.continuations}
+    values = flat(config) | vars(flags)
     decided = {name: values[name] for name in DECIDES}
     if (out / "config.json").exists():
         had = files.read_settings(out / "config.json")
         refuse_other_settings(decided, had, f"the groups in {out} have", "choose another --out")
     if flags.rollouts:
-        parts, groups = from_file(flags, config, decided)
+        parts, groups = from_file(flags, config, decided, ranks)
     else:
-        parts, groups = from_model(flags, config, decided)
+        parts, groups = from_model(flags, config, decided, ranks)
     task = parts.task
     mixed = [group for group in groups if group.mixed][: flags.groups]
     if not mixed:
@@ -179,7 +182,7 @@ def diagnose(flags: Diagnose, config: TrainConfig) -> None:
     }
     context = context_at_start(parts)
     read = read_all(mixed, flags.layers, context, config.credit.method_option)
-    files.write_whole(out / "samples.jsonl", "".join(map(files.as_json, read.samples)))
+    files.write_rows(out / "samples.jsonl", read.samples)
     results |= of_prefixes(out, span_table(mixed, read.closest), left_out)
     if task.first_error:
         methods = list(flags.methods or METHODS)
@@ -234,27 +237,30 @@ def read_all(
     return read
 
 
-def from_file(flags: Diagnose, config: TrainConfig, decided: dict) -> tuple[Parts, list[Prefixes]]:
+def from_file(
+    flags: Diagnose, config: TrainConfig, decided: dict, ranks: Ranks
+) -> tuple[Parts, list[Prefixes]]:
     """The model, and the groups of `--rollouts`."""
     assert flags.rollouts and config.model  # --rollouts is of task math, which needs --model
     outline, tokenizer = load_outline(config.model)
-    template = choose_template(config.problems.template, files.origin_of(config.model), tokenizer)
-    task = text_task("math", template, tokenizer, grade_math)
+    origin = files.origin_of(config.model)
+    task, _ = empty_task("math", config.problems, config.grading, tokenizer, origin)
     groups = read_solutions(flags.rollouts, config.shear, task, tokenizer, context_of(outline))
-    model = load_model(config.model, torch.device(config.machine.device), tokenizer).eval()
+    model = load_model(config.model, ranks.device, tokenizer).eval()
     round_weights(model, getattr(torch, config.machine.dtype))
     files.write_json(flags.out / "config.json", decided)
     return Parts(config, task, model, tokenizer), groups
 
 
-def from_model(flags: Diagnose, config: TrainConfig, decided: dict) -> tuple[Parts, list[Prefixes]]:
+def from_model(
+    flags: Diagnose, config: TrainConfig, decided: dict, ranks: Ranks
+) -> tuple[Parts, list[Prefixes]]:
     """The model, its process reward model if the task has one, and sampled groups.
 
     The settings that determine the samples are written after the last refusal and before the first
     sample. The models taught here are saved in `--out`, and loaded from there next time.
     """
     out = flags.out
-    ranks = Ranks(0, 1, torch.device(config.machine.device))
     parts = load_parts(config, ranks)
     layers = len(getattr(parts.model.base_model, "layers", ()))
     if max(flags.layers, default=0) > layers:
@@ -281,13 +287,8 @@ def of_prefixes(out: Path, spans: pd.DataFrame, left_out: list[str]) -> dict:
             "--continuations 0, or responses shorter than --window)"
         )
         return {}
-    return {
-        "spans": len(spans),
-        "fig_1a": figures.fig_1a_position(spans, out / "fig_1a.png"),
-        "fig_1b": figures.fig_1b_changes(spans, out / "fig_1b.png"),
-        "fig_3": figures.fig_3_separation(spans, out / "fig_3.png"),
-        "fig_9": figures.fig_9_depth(spans, out / "fig_9.png"),
-    }
+    numbers = {name: draw(spans, out / f"{name}.png") for name, draw in FIGURES.items()}
+    return {"spans": len(spans)} | numbers
 
 
 # ---- tables to print -----------------------------------------------------------------------------
@@ -369,19 +370,19 @@ def truth_lines(results: dict) -> list[str]:
 
 def with_half(value: float, half: float | None) -> str:
     """A value and half its interval, such as .79 ± .02."""
-    return shown(value) + ("" if half is None else f" ± {half:.2f}")
+    return shown(value) + ("" if pd.isna(half) else f" ± {half:.2f}")
 
 
 def percents(shares: list[float]) -> str:
     """Shares in percent, such as 20 / 30 / 50; a dash if there is no weight."""
-    if any(share is None or math.isnan(share) for share in shares):  # None in diagnose.json
+    if pd.isna(shares).any():
         return "-"
     return " / ".join(f"{100 * share:.0f}" for share in shares)
 
 
 def shown(*values: float | None) -> str:
-    """The numbers with two decimals, such as 0.64 / 0.99; a dash for None."""
-    return " / ".join("-" if value is None else f"{value:.2f}" for value in values)
+    """The numbers with two decimals, such as 0.64 / 0.99; a dash for what is not known."""
+    return " / ".join("-" if pd.isna(value) else f"{value:.2f}" for value in values)
 
 
 if __name__ == "__main__":

@@ -21,12 +21,11 @@ What makes it right, and is easy to get wrong:
 Left out: the texts of continuations; only their verdicts are kept.
 """
 
-import dataclasses
 import itertools
 import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +47,6 @@ from grpo import (
     decode,
     pad_id,
     pad_left,
-    score,
     stop_ids,
 )
 from harness import files
@@ -73,8 +71,9 @@ class Prefixes:
     truncated: list[bool]
     scores: list[float | None]
     reasons: list[str]  # of the scores
-    ends: list[list[int]]  # lengths of each rollout's prefixes
-    continued: list[list[list[float | None]]]  # scores per prefix; empty where none were made
+    ends: list[list[int]] = field(default_factory=list)  # lengths of each rollout's prefixes
+    # scores per prefix; empty where none were made
+    continued: list[list[list[float | None]]] = field(default_factory=list)
 
     @property
     def mixed(self) -> bool:
@@ -100,7 +99,7 @@ def collect(parts: Parts, count: int, continuations: int, out: Path) -> list[Pre
             group = sample_group(parts, problem)
             if group.mixed and continuations:
                 group = continue_prefixes(parts, group, continuations)
-            files.write_whole(path, files.as_json(dataclasses.asdict(group)))
+            files.write_rows(path, [asdict(group)])
         groups.append(Prefixes(**files.read_settings(path)))
     return groups
 
@@ -118,60 +117,45 @@ def sample_group(parts: Parts, problem: dict) -> Prefixes:
         generate_batch=config.machine.generate_batch,
     )
     verdicts = parts.task.verdicts([problem], rollouts)
-    return as_group(config.shear, parts.tokenizer, problem, rollouts, verdicts)
-
-
-def as_rollouts(
-    prompt: list[int],
-    responses: list[list[int]],
-    texts: list[str],
-    truncated: list[bool],
-    tokenizer: PreTrainedTokenizerBase,
-    device: torch.device,
-) -> Rollouts:
-    """Ids as padded tensors."""
-    pad = pad_id(tokenizer)
-    prompt_ids, prompt_mask = pad_left([prompt] * len(responses), pad, device)  # (B, P), (B, P)
-    rows = [torch.tensor([ids], device=device) for ids in responses]
-    ids = cat_padded(rows, fill=pad)  # (B, T)
-    mask = cat_padded([torch.ones_like(row, dtype=torch.bool) for row in rows])  # (B, T)
-    return Rollouts(
-        prompt_ids, prompt_mask, ids, mask, torch.tensor(truncated, device=device), texts
-    )
-
-
-def as_group(
-    shear: Shear,
-    tokenizer: PreTrainedTokenizerBase,
-    problem: dict,
-    rollouts: Rollouts,
-    verdicts: list[Verdict],
-) -> Prefixes:
-    """Rollouts as plain lists, with the lengths of their prefixes.
-
-    A prefix ends where a full span within the reasoning does.
-    """
-    responses = []
-    ends = []
-    answers = answer_places(tokenizer, rollouts)
-    for row, mask in enumerate(rollouts.mask):
-        ids = rollouts.ids[row][mask].tolist()
-        # without a box: all tokens but the last
-        reasoning = answers[row].reasoning if row in answers else len(ids)
-        spans = span_bounds(len(ids), shear.window, shear.stride)
-        responses.append(ids)
-        ends.append([end for _, end in spans if end < reasoning])
-    return Prefixes(
+    group = Prefixes(
         problem=problem,
         prompt=rollouts.prompt_ids[0][rollouts.prompt_mask[0]].tolist(),
-        responses=responses,
+        responses=[ids[rollouts.mask[row]].tolist() for row, ids in enumerate(rollouts.ids)],
         texts=rollouts.texts,
         truncated=rollouts.truncated.tolist(),
         scores=[verdict.reward for verdict in verdicts],
         reasons=[verdict.reason for verdict in verdicts],
-        ends=ends,
-        continued=[],
     )
+    return with_ends(group, config.shear, parts.tokenizer)
+
+
+def as_rollouts(
+    group: Prefixes, tokenizer: PreTrainedTokenizerBase, device: torch.device
+) -> Rollouts:
+    """A group's ids as padded tensors."""
+    pad = pad_id(tokenizer)
+    prompts = [group.prompt] * len(group.responses)
+    prompt_ids, prompt_mask = pad_left(prompts, pad, device)  # (B, P), (B, P)
+    rows = [torch.tensor([ids], device=device) for ids in group.responses]
+    ids = cat_padded(rows, fill=pad)  # (B, T)
+    mask = cat_padded([torch.ones_like(row, dtype=torch.bool) for row in rows])  # (B, T)
+    truncated = torch.tensor(group.truncated, device=device)  # (B,)
+    return Rollouts(prompt_ids, prompt_mask, ids, mask, truncated, group.texts)
+
+
+def with_ends(group: Prefixes, shear: Shear, tokenizer: PreTrainedTokenizerBase) -> Prefixes:
+    """The group with the lengths of its prefixes.
+
+    A prefix ends where a full span within the reasoning does.
+    """
+    answers = answer_places(tokenizer, as_rollouts(group, tokenizer, torch.device("cpu")))
+    ends = []
+    for row, ids in enumerate(group.responses):
+        # without a box: all tokens but the last
+        reasoning = answers[row].reasoning if row in answers else len(ids)
+        spans = span_bounds(len(ids), shear.window, shear.stride)
+        ends.append([end for _, end in spans if end < reasoning])
+    return replace(group, ends=ends)
 
 
 def continue_prefixes(parts: Parts, group: Prefixes, count: int) -> Prefixes:
@@ -200,13 +184,11 @@ def continue_prefixes(parts: Parts, group: Prefixes, count: int) -> Prefixes:
         for place, ids in enumerate(rollouts.ids):
             continuation = [id for id in ids[rollouts.mask[place]].tolist() if id not in stops]
             texts.append(decode(parts.tokenizer, prefixes[place // count] + continuation))
-        verdicts = parts.task.verdicts(
-            [group.problem] * len(rows), dataclasses.replace(rollouts, texts=texts)
-        )
+        verdicts = parts.task.verdicts([group.problem] * len(rows), replace(rollouts, texts=texts))
         for place, row in enumerate(rows):
             own = verdicts[place * count : (place + 1) * count]
             scores[row].append([verdict.reward for verdict in own])
-    return dataclasses.replace(group, continued=scores)
+    return replace(group, continued=scores)
 
 
 # ---- solutions from a file -----------------------------------------------------------------------
@@ -240,11 +222,16 @@ def read_solutions(
         if needed > context:
             size = f"a problem and its solutions need {needed} tokens"
             raise BadInput(f"{blame}: {size}, the model's context is {context}; leave it out")
-        truncated = [False] * len(rows)
-        device = torch.device("cpu")
-        rollouts = as_rollouts(prompt, responses, solutions, truncated, tokenizer, device)
-        verdicts = [Verdict(float(row["label"]), "label") for row in rows]
-        groups.append(as_group(shear, tokenizer, problem, rollouts, verdicts))
+        group = Prefixes(
+            problem=problem,
+            prompt=prompt,
+            responses=responses,
+            texts=solutions,
+            truncated=[False] * len(rows),
+            scores=[float(row["label"]) for row in rows],
+            reasons=["label"] * len(rows),
+        )
+        groups.append(with_ends(group, shear, tokenizer))
     return groups
 
 
@@ -259,18 +246,10 @@ def context_at_start(parts: Parts) -> Context:
 
 def score_group(group: Prefixes, context: Context) -> Batch:
     """A group as credit methods see it, with the policy's hidden states."""
-    device = context.policy.model.device
-    rollouts = as_rollouts(
-        group.prompt, group.responses, group.texts, group.truncated, context.tokenizer, device
-    )
+    rollouts = as_rollouts(group, context.tokenizer, context.policy.model.device)
     verdicts = list(map(Verdict, group.scores, group.reasons))
     batch = Batch.of(rollouts, verdicts, [group.problem])
-    batch.log_probs, batch.entropies, batch.hidden = score(
-        context.policy,
-        batch.rollouts,
-        temperature=context.temperature,
-        micro_tokens=context.micro_tokens,
-    )
+    batch.log_probs, batch.entropies, batch.hidden = context.score(batch.rollouts)
     return batch
 
 

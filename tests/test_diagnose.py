@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 from credit import teacher
 from credit.measures import around, peak, shares_by_part
+from credit.settings import Shear
 from credit.shear_settings import ClosestSpan
 from credit.table import METHODS
 from fast.rollout import fast_rollout
@@ -27,7 +28,7 @@ from harness.config import PAPER, with_values
 from harness.prepare import Parts
 from rewards import Verdict
 from studies import diagnose, figures, page, prefixes
-from studies.advantages import auc_without_each, half_risen, half_width
+from studies.advantages import auc_without_each, half_risen, jackknife_half
 from studies.prefixes import SPANS, Prefixes, up_to
 from tasks import toy
 from tasks.problems import Task
@@ -208,8 +209,8 @@ def test_an_auc_s_interval_is_the_jackknife_s():
         assert estimate == pytest.approx(wins.double().mean().item())
     error = (4 / 5 * sum((estimates[1:] - estimates[1:].mean()) ** 2)) ** 0.5
     half = 2.1318 * error  # Student's t of 4 degrees
-    assert half_width(estimates) == pytest.approx(half, rel=1e-4)
-    assert half_width(estimates[:2]) is None
+    assert jackknife_half(estimates) == pytest.approx(half, rel=1e-4)
+    assert np.isnan(jackknife_half(estimates[:2]))
 
 
 def test_shares_of_weight_before_on_and_after_the_step():
@@ -259,10 +260,9 @@ def test_prefixes_end_with_full_spans_and_before_the_reasoning_does(tiny):
     text = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids[24]) == r"\boxed{"
-    parts = [1], [ids, ids[:24]], [text, text[:24]], [False, True], tokenizer, "cpu"
-    verdicts = [Verdict(1.0, ""), Verdict(0.0, "")]
-    sizes = SimpleNamespace(window=8, stride=4)
-    group = prefixes.as_group(sizes, tokenizer, {}, prefixes.as_rollouts(*parts), verdicts)
+    texts, empty = [text, text[:24]], ["", ""]
+    group = Prefixes({}, [1], [ids, ids[:24]], texts, [False, True], [1.0, 0.0], empty)
+    group = prefixes.with_ends(group, Shear(window=8, stride=4), tokenizer)
     assert group.ends == [[8, 12, 16, 20]] * 2
 
 
@@ -288,7 +288,7 @@ def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path, monkeypatch):
 
     def draw(*parts):
         ids = torch.randint(20, (12,)).tolist()
-        return Prefixes({"problem": "?"}, [], [ids], [""], [False], [1.0], [""], [[]], [])
+        return Prefixes({"problem": "?"}, [], [ids], [""], [False], [1.0], [""])
 
     monkeypatch.setattr(prefixes, "sample_group", draw)
     task = SimpleNamespace(heldout=[{}, {}, {}])
@@ -315,7 +315,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
 
     def sampled(scores, ends):
         problem, empty = {"problem": "?", "answer": "1"}, ["", ""]
-        return Prefixes(problem, prompt, responses, empty, [False] * 2, scores, empty, ends, [])
+        return Prefixes(problem, prompt, responses, empty, [False] * 2, scores, empty, ends)
 
     group = sampled([1.0, 0.0], [[2, 4], [2]])
     asked, graded = [], []
