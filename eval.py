@@ -99,12 +99,7 @@ def heldout_set(embedded: Embedded, models: list[str]) -> Loaded:
 
     Raises BadInput where runs have different ones.
     """
-    flags = {
-        "toy_lines": embedded.toy_lines,
-        "heldout": embedded.heldout,
-        "seed": embedded.toy_seed,
-    }
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = {name: value for name, value in vars(embedded).items() if value is not None}
     chosen = set()
     for path in models:
         run = files.run_of(path)

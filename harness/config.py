@@ -450,7 +450,7 @@ class Embedded:
     """Definitions per problem."""
     heldout: OptionalSetSize = None
     """Number of problems."""
-    toy_seed: OptionalSeed = None
+    seed: Annotated[OptionalSeed, tyro.conf.arg(name="toy-seed")] = None
     """Seed that makes the problems."""
 
 

@@ -53,9 +53,8 @@ def predict(
     gb["logits"] = 3 * 4 * HEAD_CHUNK * model_config.get_text_config().vocab_size
     heldout = config.problems.heldout
     problems = max(config.sampling.prompts_per_step, min(config.evaluation.eval_groups, heldout))
-    groups = -(-problems // world)  # on the rank with the most
-    greedy = -(-heldout // world)  # one greedy response to each held-out problem
-    rollouts = max(groups * config.sampling.rollouts_per_prompt, greedy)
+    # held-out problems are answered greedily, too
+    rollouts = -(-max(problems * config.sampling.rollouts_per_prompt, heldout) // world)
     row = row_bytes(model_config, PROMPT, config.sampling.max_tokens, size)
     fitting: float = AT_ONCE
     if config.machine.device == "cuda":

@@ -243,15 +243,13 @@ def worked_example(
     if not rows:
         return []
     row = rows[0]
+    tokens = pd.Series(tokens_of(tokenizer, rollouts, row))
+    line_of = tokens.str.contains("\n").cumsum().shift(fill_value=0)  # each token's line
     lines = []
-    start = 0
-    tokens = tokens_of(tokenizer, rollouts, row)
-    for end in range(1, len(tokens) + 1):
-        if end == len(tokens) or "\n" in tokens[end - 1]:
-            mark = "  <- first error" if start <= first_error[row] < end else ""
-            weight = weights[row, start:end].mean().item()
-            lines.append(f"  {weight:.2f}  {printable(''.join(tokens[start:end]).strip())}{mark}")
-            start = end
+    for _, line in tokens.groupby(line_of):
+        mark = "  <- first error" if int(first_error[row]) in line.index else ""
+        weight = weights[row, line.index.tolist()].mean().item()
+        lines.append(f"  {weight:.2f}  {printable(''.join(line).strip())}{mark}")
     return lines
 
 

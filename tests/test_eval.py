@@ -205,7 +205,7 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
         )
     path = str(tmp_path / "b" / "model")
     assert files.origin_of(path) == "Qwen/Qwen2.5-Math-7B"
-    assert command.heldout_set(replace(Embedded(), toy_seed=0), [path]).revision == "chain-5-0"
+    assert command.heldout_set(replace(Embedded(), seed=0), [path]).revision == "chain-5-0"
     assert files.origin_of("some/model") == "some/model"
 
 
