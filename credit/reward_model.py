@@ -87,36 +87,30 @@ def score_steps(
 
     `questions` are texts, one per rollout; `tokenizer` is the policy's; steps end with `step_end`.
     For each rollout the result is P(good) of its K steps, (K,) float32, and the number of the step
-    of each token, (T_i,) int64. Both are empty where the mask is. A response without text is one
-    empty step.
+    of each token, (T_i,) int64, both on the CPU. A response without text is one empty step.
     """
     model, reader = prm
     separator = reader.convert_tokens_to_ids(SEPARATOR)
-    steps = {}  # rollout -> where each step begins, and its text
-    inputs = {}  # rollout -> (L,) int64, the conversation, cut to the model's context
-    for row in rollouts.mask.any(1).nonzero().flatten().tolist():
-        steps[row] = find_steps(_blank(rollouts.texts[row]), step_end)
-        turns = encode(reader, _blank(questions[row]), [text for _, text in steps[row]])
-        inputs[row] = torch.tensor(turns[: model.config.max_position_embeddings])
-    lengths = [len(inputs.get(row, ())) for row in range(len(rollouts.texts))]
-    device = rollouts.ids.device
-    nothing = torch.zeros(0, device=device), torch.zeros(0, device=device, dtype=torch.long)
-    results = [nothing] * len(rollouts.texts)
-    for rows in tqdm(
-        pack(list(inputs), lengths, micro_tokens), desc="score steps", leave=False, disable=None
-    ):
+    steps = [find_steps(_blank(text), step_end) for text in rollouts.texts]  # K starts and texts
+    inputs = []  # (L,) int64 each, a conversation, cut to the model's context
+    for question, of_response in zip(questions, steps, strict=True):
+        turns = encode(reader, _blank(question), [text for _, text in of_response])
+        inputs.append(torch.tensor(turns[: model.config.max_position_embeddings]))
+    micro_batches = pack(range(len(inputs)), list(map(len, inputs)), micro_tokens)
+    results = {}
+    for rows in tqdm(micro_batches, desc="score steps", leave=False, disable=None):
         ids = cat_padded([inputs[row][None] for row in rows.tolist()])  # (b, L) int64
         chances = model(ids.to(model.device)).float().softmax(-1)[..., 1].cpu()  # (b, L) float32
         for i, row in enumerate(rows.tolist()):
-            scores = chances[i, : lengths[row]][inputs[row] == separator]  # (n,), n < K if cut
+            scores = chances[i][ids[i] == separator]  # (n,), n < K if cut
             good = torch.full((len(steps[row]),), scores[-1] if len(scores) else UNREAD)  # (K,)
             good[: len(scores)] = scores
             token_starts = char_starts(tokenizer, rollouts.ids[row][rollouts.mask[row]].tolist())
             step_starts = torch.tensor([start for start, _ in steps[row]])  # (K,)
             # (T_i,), -1 before the first step
             step = torch.bucketize(torch.tensor(token_starts), step_starts, right=True) - 1
-            results[row] = good.to(device), step.clamp_min(0).to(device)
-    return results
+            results[row] = good, step.clamp_min(0)
+    return [results[row] for row in range(len(inputs))]
 
 
 def find_steps(text: str, step_end: str) -> list[tuple[int, str]]:
