@@ -15,6 +15,7 @@ weights are constants for autograd. A docstring says "inferred" where the source
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from credit.settings import Credit
 from credit.shear_settings import closest_by_rollout, group_weights
 from credit.tokens import tokens_of
 from credit.values import bipace, kgae
+from grpo import Rollouts
 from shear import mean_norm
 from tasks.lessons import FirstError
 from tasks.problems import Task
@@ -280,11 +282,8 @@ def oar_g(
     Inferred: the answer is the one that was given, read where it was sampled. With either probe a
     part of the importance is the draw of the noise, drawn again in each step.
     """
-    answers = probed_answers(batch, context)
-    importance = salience.importance_by_gradient(
-        batch.rollouts, context, answers, probe=probe, noise=noise
-    )  # (B, T)
-    return batch.A * salience.outcome_weights(importance, answers, batch.mask, quantile, beta)
+    importance_of = partial(salience.importance_by_gradient, probe=probe, noise=noise)
+    return by_importance(importance_of, batch, context, quantile, beta)
 
 
 def oar_p(batch: Batch, context: Context, *, quantile: float, beta: float, probe: str) -> Tensor:
@@ -293,17 +292,25 @@ def oar_p(batch: Batch, context: Context, *, quantile: float, beta: float, probe
     It takes a pass per token. Deviates: by the probe "logp" a token whose absence makes the answer
     likelier has importance 0; in their code, less.
     """
-    answers = probed_answers(batch, context)
-    importance = salience.importance_by_masking(
-        batch.rollouts, context, answers, probe=probe
-    )  # (B, T)
-    return batch.A * salience.outcome_weights(importance, answers, batch.mask, quantile, beta)
+    importance_of = partial(salience.importance_by_masking, probe=probe)
+    return by_importance(importance_of, batch, context, quantile, beta)
 
 
-def probed_answers(batch: Batch, context: Context) -> salience.Answers:
-    """Where the answers stand in those rollouts whose A is not 0."""
+def by_importance(
+    importance_of: Callable[[Rollouts, Context, salience.Answers], Tensor],
+    batch: Batch,
+    context: Context,
+    quantile: float,
+    beta: float,
+) -> Tensor:
+    """The A_t of `oar_g`, given the function that measures importance (B, T).
+
+    Only rollouts whose A is not 0 are probed.
+    """
     answers = salience.answer_places(context.tokenizer, batch.rollouts)
-    return {row: answers[row] for row in answers if batch.advantages[row] != 0}
+    probed = {row: answers[row] for row in answers if batch.advantages[row] != 0}
+    importance = importance_of(batch.rollouts, context, probed)
+    return batch.A * salience.outcome_weights(importance, probed, batch.mask, quantile, beta)
 
 
 def attention(batch: Batch, context: Context, *, slope: float) -> Tensor:

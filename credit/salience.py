@@ -11,7 +11,7 @@
 
 All but the places are (B, T) float32. `methods.py` makes token advantages of them, with formulas
 and sources. Each pass takes the context of a run, works on at most its `micro_tokens` tokens at a
-time, and leaves the parameters' `.grad` as it was.
+time, and leaves the parameters' `.grad` as it was. Importance is measured one rollout at a time.
 """
 
 from bisect import bisect_left, bisect_right
@@ -74,22 +74,15 @@ def importance_by_masking(
     the mean over its tokens. Importance is 0 outside of the reasoning.
     """
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
-    for row in tqdm(answers, desc="mask tokens", leave=False, disable=None):
-        reasoning, start, end = answers[row]
-        count = end - start
-        prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]  # (P,)
-        # (S,); no prediction needs the answer's last token
-        ids = torch.cat([prompt, rollouts.ids[row, : end - 1]])
-        # where the answer's tokens are predicted
-        positions = slice(len(prompt) + start - 1, len(ids))
-        tokens = rollouts.ids[row, start:end]  # (n,)
-        clean = _next_log_probs(context.policy, [positions], input_ids=ids[None])  # (n, V)
-        at_once = max(1, min(context.micro_tokens // len(ids), HEAD_CHUNK // count))
-        for masked in torch.arange(reasoning, device=ids.device).split(at_once):  # (b,)
+    for row, answer in tqdm(answers.items(), desc="mask tokens", leave=False, disable=None):
+        ids, prompt = _up_to_answer(rollouts, row, answer)  # (S,)
+        tokens = rollouts.ids[row, answer.start : answer.end]  # (n,)
+        clean = _next_log_probs(context.policy, tokens, input_ids=ids[None])  # (1, n, V)
+        at_once = max(1, min(context.micro_tokens // len(ids), HEAD_CHUNK // len(tokens)))
+        for masked in torch.arange(answer.reasoning, device=ids.device).split(at_once):  # (b,)
             copies = ids.repeat(len(masked), 1)  # (b, S)
-            copies[torch.arange(len(masked)), len(prompt) + masked] = pad_id(context.tokenizer)
-            changed = _next_log_probs(context.policy, [positions] * len(masked), input_ids=copies)
-            changed = changed.view(len(masked), count, -1)  # (b, n, V)
+            copies[torch.arange(len(masked)), prompt + masked] = pad_id(context.tokenizer)
+            changed = _next_log_probs(context.policy, tokens, input_ids=copies)  # (b, n, V)
             importance[row, masked] = _change(clean, changed, tokens, probe).clamp_min(0.0)
     return importance
 
@@ -103,38 +96,27 @@ def importance_by_gradient(
     reasoning's embeddings, as KL has no gradient at zero. The noise is drawn from seed and step,
     the same for every rollout, so that importance depends on nothing else in the batch.
     """
-    policy = context.policy
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
-    embed = policy.model.get_input_embeddings()
+    embed = context.policy.model.get_input_embeddings()
     weight = embed.get_parameter("weight")  # (V, d)
     seed = context.seed * 2**20 + context.step  # no run takes so many steps
     moves = noise * _fixed_noise(rollouts.ids.shape[1], weight, seed)  # (T, d)
-    offsets = rollouts.prompt_mask.sum(1).tolist()  # where responses start
-    for micro_batch in pack(list(answers), rollouts.lengths, context.micro_tokens):
-        ids, _, _ = end_to_end(rollouts.take(micro_batch))  # (b, S)
-        embeddings = embed(ids).detach()  # (b, S, d)
+    for row, answer in tqdm(answers.items(), desc="gradients", leave=False, disable=None):
+        ids, prompt = _up_to_answer(rollouts, row, answer)  # (S,)
+        reasoning = slice(prompt, prompt + answer.reasoning)
+        tokens = rollouts.ids[row, answer.start : answer.end]  # (n,)
+        embeddings = embed(ids[None]).detach()  # (1, S, d)
         noisy = embeddings.clone()
-        positions, tokens = [], []
-        for i, row in enumerate(micro_batch.tolist()):
-            offset = offsets[row]
-            reasoning, start, end = answers[row]
-            noisy[i, offset : offset + reasoning] += moves[:reasoning]
-            # where the answer's tokens are predicted
-            positions.append(slice(offset + start - 1, offset + end - 1))
-            tokens.append(rollouts.ids[row, start:end])
+        noisy[0, reasoning] += moves[: answer.reasoning]
         with torch.no_grad():
-            clean = _next_log_probs(policy, positions, inputs_embeds=embeddings)  # (n, V)
+            clean = _next_log_probs(context.policy, tokens, inputs_embeds=embeddings)  # (1, n, V)
         with torch.enable_grad():
-            changed = _next_log_probs(policy, positions, inputs_embeds=noisy.requires_grad_())
-            counts = [len(given) for given in tokens]
-            answered = zip(clean.split(counts), changed.split(counts), tokens, strict=True)
-            changes = [_change(before, after, given, probe) for before, after, given in answered]
-            (gradient,) = torch.autograd.grad(sum(changes[1:], changes[0]), noisy)  # (b, S, d)
-        inner = (gradient.float() * embeddings.float()).sum(-1).abs()  # (b, S)
-        for i, row in enumerate(micro_batch.tolist()):
-            start = offsets[row]
-            reasoning = answers[row].reasoning
-            importance[row, :reasoning] = inner[i, start : start + reasoning]
+            changed = _next_log_probs(
+                context.policy, tokens, inputs_embeds=noisy.requires_grad_()
+            )  # (1, n, V)
+            (gradient,) = torch.autograd.grad(_change(clean, changed, tokens, probe), noisy)
+        inner = (gradient.float() * embeddings.float()).sum(-1).abs()  # (1, S)
+        importance[row, : answer.reasoning] = inner[0, reasoning]
     return importance
 
 
@@ -211,27 +193,32 @@ def attention_entropy(rollouts: Rollouts, context: Context) -> Tensor:
     return entropy
 
 
-def _next_log_probs(policy: Policy, positions: list[slice], **inputs: Tensor) -> Tensor:
-    """Log-distributions (n, V) float32 of the tokens that follow `positions`.
+def _up_to_answer(rollouts: Rollouts, row: int, answer: Answer) -> tuple[Tensor, int]:
+    """A rollout's ids (S,) from which the last n predict its answer, and its prompt's length.
 
-    `positions` has a slice for each row of the inputs.
+    The answer's last token is not among them, as no prediction needs it.
     """
+    prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]  # (P,)
+    return torch.cat([prompt, rollouts.ids[row, : answer.end - 1]]), len(prompt)
+
+
+def _next_log_probs(policy: Policy, tokens: Tensor, **inputs: Tensor) -> Tensor:
+    """Log-distributions (b, n, V) float32 of the n `tokens`, by the last n positions."""
     states = policy.model.base_model(**inputs, use_cache=False).last_hidden_state  # (b, S, d)
-    states = torch.cat([states[row, places] for row, places in enumerate(positions)])  # (n, d)
-    return policy.model.get_output_embeddings()(states).float().log_softmax(-1)
+    return policy.model.get_output_embeddings()(states[:, -len(tokens) :]).float().log_softmax(-1)
 
 
 def _change(clean: Tensor, changed: Tensor, tokens: Tensor, probe: str) -> Tensor:
     """How far an answer's log-distributions `changed` are from `clean`, by `probe`, in nats.
 
-    `clean` is (n, V), `changed` (..., n, V), the result (...).
+    `clean` is (1, n, V), `changed` (b, n, V), the result (b,).
     """
     if probe == "kl":  # the mean of log-probabilities is that of logits, up to a constant
         # float64: rounding would leave the distributions' sums, and so enter the KL at first order
-        clean, changed = (x.mean(-2).double().log_softmax(-1) for x in (clean, changed))  # (..., V)
+        clean, changed = (x.mean(1).double().log_softmax(-1) for x in (clean, changed))  # (b, V)
         return (clean.exp() * (clean - changed)).sum(-1).float()
     places = torch.arange(len(tokens), device=tokens.device)  # (n,)
-    return (clean - changed)[..., places, tokens].mean(-1)
+    return (clean - changed)[:, places, tokens].mean(-1)
 
 
 def _fixed_noise(count: int, like: Tensor, seed: int) -> Tensor:

@@ -189,7 +189,15 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
 
 
 # Of the whole batch; oar-p's are of the mixed group's rollouts: as it is, and all masked versions.
-PASSES = {"oar-g": 2, "oar-p": 2 * 4, "rlsd": 1, "hsd": 1, "scapo": 4, "attention": 1, "arca": 1}
+PASSES = {
+    "oar-g": 2 * 4,
+    "oar-p": 2 * 4,
+    "rlsd": 1,
+    "hsd": 1,
+    "scapo": 4,
+    "attention": 1,
+    "arca": 1,
+}
 PASSES |= dict.fromkeys(["serl", "sdpo", "iw-opd", "dasd"], 1)
 
 
