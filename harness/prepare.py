@@ -292,7 +292,7 @@ def teach_policy(parts: Parts, folder: Path, ranks: Ranks) -> PreTrainedModel:
         model = parts.model.float()
         steps = parts.config.problems.warmup_steps
         began = time.perf_counter()
-        loss = parts.task.lessons(model, heldout_prompts(parts.task), steps)
+        loss = parts.task.lessons(model, forbidden=heldout_prompts(parts.task), steps=steps)
         seconds = time.perf_counter() - began
         print(f"warm-up: {steps} steps, loss {loss:.3f}, {seconds:.0f} s")
         return model, parts.tokenizer

@@ -74,23 +74,12 @@ class Loaded:
 # ---- published rows ------------------------------------------------------------------------------
 
 
-def math_row(row: dict) -> dict:
-    """A problem from the usual columns, as for training.
-
-    AMC's answers are numbers such as 27.0.
-    """
-    answer = row.get("answer")
-    if type(answer) is float and answer.is_integer():
-        row = row | {"answer": int(answer)}
-    return as_problem(row, "math")
-
-
 def aime24_row(row: dict) -> dict | None:
     """A problem of 2024, or None for one of another year.
 
     The year is in the url; a file without urls holds one year.
     """
-    return math_row(row) if "2024" in str(row.get("url") or "2024") else None
+    return as_problem(row, "math") if "2024" in str(row.get("url") or "2024") else None
 
 
 def olympiad_row(row: dict) -> dict:
@@ -189,6 +178,7 @@ def private_tests(text: str) -> list[dict]:
 # ---- the sets ------------------------------------------------------------------------------------
 
 TEST = ("*test*.parquet", "*test*.jsonl")
+math_row = partial(as_problem, kind="math")  # from the usual columns, as for training
 SETS = [
     Benchmark("aime24", "math", 32, (90, 30), "AI-MO/aimo-validation-aime", ("*.parquet",),
               aime24_row),
@@ -225,17 +215,17 @@ def load_sets(
 
     `data` is a list of NAME=FILE given to `flag`. Raises BadInput.
     """
-    benchmarks: list[str] = []
+    files: dict[str, list[str]] = {}
     for name in map(str.lower, names):
         if name not in SUITES | BENCHMARKS:
             raise BadInput(
                 f"--bench {name}: no such benchmark; give {', '.join(SUITES | BENCHMARKS)}"
             )
-        benchmarks += SUITES.get(name, [name])
-    files: dict[str, list[str]] = {name: [] for name in benchmarks}
+        for benchmark in SUITES.get(name, [name]):
+            files[benchmark] = []
     for text in data:
         name, _, file = text.partition("=")
-        if name not in benchmarks or name == "embedded" or not file:
+        if name not in files or name == "embedded" or not file:
             raise BadInput(
                 f"{flag} {text}: give NAME=FILE, with a NAME of --bench: {', '.join(files)}"
             )

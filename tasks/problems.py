@@ -49,7 +49,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from grading import sandbox
 from grpo import Rollouts, decode
@@ -102,8 +102,8 @@ class Task:
     first_error: Callable[[dict, Sequence[str]], FirstError | None] | None = None
     # (problem, k) -> the problem in its k-th other wording, and the tokens renamed in responses.
     rephrase: Callable[[dict, int], tuple[dict, dict[str, str]]] | None = None
-    # (model, forbidden prompts, steps) -> the last loss, after the model was taught the task
-    lessons: Callable[[PreTrainedModel, set[str], int], float] | None = None
+    # (model, forbidden=prompts, steps=) -> the last loss, after the model was taught the task
+    lessons: Callable[..., float] | None = None
     step_end: str = "\n\n"  # what ends a step of a response
     hint: str = "The final answer is \\boxed{{{}}}.\n\n"  # tells the answer before the problem
     solved: str = "A correct solution:\n\n{}\n\n"  # tells a right response before it
@@ -140,11 +140,9 @@ class Task:
         complete = (~rollouts.truncated).nonzero().flatten().tolist()
         responses = [rollouts.texts[row] for row in complete]
         references = [problems[row // group_size][self.reference] for row in complete]
-        grades = grade_all(self.grade, responses, references)
-        verdicts = [Verdict(0.0, "truncated")] * len(rollouts.texts)
-        for number, row in enumerate(complete):
-            verdicts[row] = grades[number]
-        return verdicts
+        verdicts = iter(grade_all(self.grade, responses, references))
+        cut = rollouts.truncated.tolist()
+        return [Verdict(0.0, "truncated") if is_cut else next(verdicts) for is_cut in cut]
 
 
 class SmokeTask(Task):
@@ -310,10 +308,8 @@ def choose_template(template: str, model_name: str, tokenizer: PreTrainedTokeniz
     if template == "auto":
         if not tokenizer.chat_template:
             return "plain"
-        # both words in one part: /home/mathilda/qwen is no Qwen-Math
-        parts = Path(model_name.lower()).parts
-        is_qwen_math = any("qwen" in part and "math" in part for part in parts)
-        return "qwen-math" if is_qwen_math else "chat"
+        # both words in one folder's name: /home/qwen/mathilda is no Qwen-Math
+        return "qwen-math" if re.search("qwen[^/]*math", model_name, re.I) else "chat"
     if template != "plain" and not tokenizer.chat_template:
         raise BadInput(
             f"--template {template}: the tokenizer of {model_name} has no chat template; use plain"
@@ -449,11 +445,11 @@ def _user_message(prompt: object) -> str | None:
 def _first_text(values: list) -> str | None:
     """The first value that is text, or a number as text; None if there is none.
 
-    A column of numbers comes as numbers from some files.
+    A column of numbers comes as numbers from some files, and of whole ones as 27.0 from some.
     """
     for value in values:
         if type(value) is int or (type(value) is float and math.isfinite(value)):
-            return str(value)
+            return str(int(value) if value == int(value) else value)
         if is_text(value):
             return value
     return None

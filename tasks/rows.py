@@ -15,7 +15,6 @@ import itertools
 import json
 import re
 import textwrap
-import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,11 +31,10 @@ def printable(text: str) -> str:
     r"""Foreign text made safe for a terminal, with control characters spelt out, as \x1b.
 
     Those are the characters that would move the cursor, change colour, end the line or reverse its
-    direction.
+    direction; and unusual spaces.
     """
     return "".join(
-        ascii(character)[1:-1] if unicodedata.category(character).startswith("C") else character
-        for character in text
+        character if character.isprintable() else ascii(character)[1:-1] for character in text
     )
 
 
@@ -55,9 +53,9 @@ def bad_input_on_error(name: str, remedy: str) -> Iterator[None]:
     """
     try:
         yield
+    except (BadInput, MemoryError):
+        raise
     except Exception as error:  # libraries raise errors of any class
-        if isinstance(error, BadInput | MemoryError):
-            raise
         raise BadInput(f"{name}: cannot be read ({cause(error)}); {remedy}") from error
 
 
@@ -222,15 +220,11 @@ def from_hub(
     once they are loaded. Raises BadInput, without delay if the hub is out of reach; its sentence
     begins with `blame` and ends with `remedy`.
     """
-    try:
-        from huggingface_hub import snapshot_download  # imported late: slow, and rarely needed
+    from huggingface_hub import snapshot_download  # imported late: slow, and rarely needed
 
+    with bad_input_on_error(f"{blame} on the hub", remedy):
         folder = Path(snapshot_download(repo, repo_type="dataset", allow_patterns=list(patterns)))
         tables = [read_rows(path) for path in _matching(folder, patterns)]
-    except Exception as error:  # libraries raise errors of any class
-        raise BadInput(
-            f"{blame} cannot be loaded from the hub ({cause(error)}); {remedy}"
-        ) from error
     return f"{repo} (hub)", folder.name[:12], itertools.chain.from_iterable(tables)
 
 

@@ -24,6 +24,7 @@ Left out: problems with several answers, right answers by a wrong way, self-corr
 import random
 import re
 from collections.abc import Sequence
+from functools import partial
 from operator import itemgetter
 
 import torch
@@ -91,9 +92,6 @@ def task(
         few = f"too few different problems for --heldout {settings.heldout}"
         raise BadInput(f"--toy-lines {lines}: {few}; raise it")
 
-    def lessons(model: PreTrainedModel, forbidden: set[str], steps: int) -> float:
-        return warm_up(model, lines, forbidden, steps=steps, seed=seed)
-
     made = Task(
         "embedded",
         train,
@@ -105,7 +103,7 @@ def task(
         step_end="\n",
         hint=HINT,
         solved="{}\n",
-        lessons=lessons,
+        lessons=partial(warm_up, lines=lines, seed=seed),
     )
     return made, []
 

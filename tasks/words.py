@@ -110,10 +110,6 @@ def task(
     Raises BadInput.
     """
     plain, note = text.empty_task("math", settings, grading, tokenizer, model_name)
-
-    def lessons(model: PreTrainedModel, forbidden: set[str], steps: int) -> float:
-        return warm_up(model, tokenizer, plain.prompt, forbidden, steps=steps, seed=seed)
-
     made = replace(
         plain,
         name="words",
@@ -121,7 +117,7 @@ def task(
         first_error=first_error,
         rephrase=rephrase,
         step_end="\n",
-        lessons=lessons,
+        lessons=partial(warm_up, tokenizer=tokenizer, prompt=plain.prompt, seed=seed),
     )
     return made, [note]
 

@@ -447,7 +447,7 @@ def test_a_hub_that_fails_is_one_sentence(kind, error, monkeypatch):
     with pytest.raises(BadInput) as raised:
         load_problems(kind, None)
     assert str(raised.value) == (
-        f"--task {kind} without --data: {'/'.join(HUB[kind][:2])} cannot be loaded from the hub "
+        f"--task {kind} without --data: {'/'.join(HUB[kind][:2])} on the hub: cannot be read "
         f"({reason}); give a local file or folder with --data"
     )
     with pytest.raises(BadInput, match=r"--bench amc23: .* give .* --bench-data amc23=FILE"):
