@@ -35,9 +35,7 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that the
 # units: the parser's own rule drops the m of 6m as metres, and everything between the first \text
 # and the last, so that "5\text{ or }6\text{ cm}" would be 5. boxed: the parser would read a box in
 # the box instead of the box.
-CLEANING = NormalizationConfig(
-    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none"
-)
+CLEANING = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
 MEANING = ConversionConfig(lowercase_symbols=False)  # otherwise R - r is 0
 
 UNICODE = str.maketrans(

@@ -40,7 +40,6 @@ import contextlib
 import functools
 import marshal
 import os
-import struct
 import subprocess
 import sys
 import threading
@@ -120,13 +119,13 @@ def supervise(job: dict, tests: dict | None = None) -> Generator[Output, None, N
     guard = threading.Timer(job["timeout_s"] + GRACE, process.kill)
     guard.daemon = True
     guard.start()
-    reasons = []
+    due = len(job.get("inputs", [""]))  # replies; none follows one that is not "ok"
     try:
         with contextlib.suppress(BrokenPipeError):  # it has ended; its reply may say why
             for message in [job, tests] if tests else [job]:
                 # a list that stands in two places is two: a program may empty its arguments
                 data = marshal.dumps(message, 2)
-                process.stdin.write(struct.pack(">Q", len(data)) + data)
+                process.stdin.write(len(data).to_bytes(8) + data)
             process.stdin.flush()
         for header in process.stdout:
             reason, size = header.decode().split()
@@ -135,7 +134,7 @@ def supervise(job: dict, tests: dict | None = None) -> Generator[Output, None, N
                 break  # it was killed while it replied
             if reason == "sandbox":
                 raise SandboxError(data.decode())
-            reasons.append(reason)
+            due = due - 1 if reason == "ok" else 0
             yield Output(reason, data.decode("utf-8", "replace"))
     finally:
         with contextlib.suppress(BrokenPipeError):  # it has ended before it read all
@@ -143,8 +142,7 @@ def supervise(job: dict, tests: dict | None = None) -> Generator[Output, None, N
         process.stdout.close()
         process.wait()
         guard.cancel()
-    expected = len(job.get("inputs", [""]))
-    if set(reasons) <= {"ok"} and len(reasons) < expected:
+    if due:
         if job["level"] == "strict":
             raise SandboxError("the supervisor died")
         yield Output("crashed", "")  # at this level the program may have killed it

@@ -74,12 +74,15 @@ class Loaded:
 # ---- published rows ------------------------------------------------------------------------------
 
 
+math_row = partial(as_problem, kind="math")  # from the usual columns, as for training
+
+
 def aime24_row(row: dict) -> dict | None:
     """A problem of 2024, or None for one of another year.
 
     The year is in the url; a file without urls holds one year.
     """
-    return as_problem(row, "math") if "2024" in str(row.get("url") or "2024") else None
+    return math_row(row) if "2024" in str(row.get("url") or "2024") else None
 
 
 def olympiad_row(row: dict) -> dict:
@@ -178,7 +181,6 @@ def private_tests(text: str) -> list[dict]:
 # ---- the sets ------------------------------------------------------------------------------------
 
 TEST = ("*test*.parquet", "*test*.jsonl")
-math_row = partial(as_problem, kind="math")  # from the usual columns, as for training
 SETS = [
     Benchmark("aime24", "math", 32, (90, 30), "AI-MO/aimo-validation-aime", ("*.parquet",),
               aime24_row),

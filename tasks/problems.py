@@ -267,12 +267,11 @@ def split(
     longest = [task.informed(problem) for problem in problems] if told else problems
     prompts = [task.prompt(problem) for problem in longest]
     encoded = tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    for prompt, ids in zip(prompts, encoded, strict=True):
+    fitting = []
+    for problem, prompt, ids in zip(problems, prompts, encoded, strict=True):
         check_readable(prompt, decode(tokenizer, ids))
-    lengths = map(len, encoded)
-    fitting = [
-        p for p, length in zip(problems, lengths, strict=True) if length <= max_prompt_tokens
-    ]
+        if len(ids) <= max_prompt_tokens:
+            fitting.append(problem)
     if len(fitting) <= heldout:
         raise BadInput(
             f"--task {task.name}: {len(fitting)} of {len(problems)} prompts fit "
@@ -436,7 +435,7 @@ def _columns(row: dict) -> dict:
 def _user_message(prompt: object) -> str | None:
     """The last message of the user."""
     content = None
-    for message in prompt if isinstance(prompt, list) else []:
+    for message in prompt or []:
         if isinstance(message, dict) and message.get("role") == "user":
             content = message.get("content")
     return content
@@ -488,11 +487,11 @@ def _published_tests(published: object) -> object:
     outputs = tests["outputs"]
     if "fn_name" not in tests:
         return {
-            "inputs": [_joined(lines) for lines in inputs],
-            "outputs": [_joined(lines) for lines in outputs],
+            "inputs": list(map(_joined, inputs)),
+            "outputs": list(map(_joined, outputs)),
         }
     if all(isinstance(text, str) for text in inputs):
-        inputs = [json_values(text) for text in inputs]
+        inputs = list(map(json_values, inputs))
         outputs = [json.loads(value) if isinstance(value, str) else value for value in outputs]
     elif all(isinstance(value, list) and len(value) == 1 for value in outputs):
         outputs = [value[0] for value in outputs]

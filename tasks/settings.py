@@ -9,7 +9,7 @@ This file imports no torch, so that `--help` answers at once.
 
 import math
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from tyro.constructors import PrimitiveConstructorSpec
@@ -101,11 +101,11 @@ def several(one: PrimitiveConstructorSpec) -> PrimitiveConstructorSpec:
         one.instance_from_str(words)  # raises where there is none
         return tuple(one.instance_from_str([text]) for text in words)
 
-    return PrimitiveConstructorSpec(
+    return replace(
+        one,
         nargs="*",
         metavar=f"{one.metavar} [{one.metavar} ...]",
         instance_from_str=read,
-        is_instance=lambda value: True,
         str_from_instance=lambda values: [str(value) for value in values],
     )
 
