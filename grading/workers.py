@@ -8,7 +8,6 @@ master ends, its pipes close: idle workers end at once, a busy one at its CPU ti
 latest.
 """
 
-import atexit
 import contextlib
 import json
 import os
@@ -119,12 +118,6 @@ def work() -> None:
         cpu = int(time.process_time() + timeout_s) + 2
         resource.setrlimit(resource.RLIMIT_CPU, (cpu, resource.RLIM_INFINITY))
         print(compare(answer, gold), flush=True)
-
-
-@atexit.register
-def _stop_workers() -> None:
-    for worker in _idle:
-        worker.stop()
 
 
 def _forget_workers() -> None:

@@ -432,7 +432,7 @@ def _columns(row: dict) -> dict:
     return extra | row if isinstance(extra, dict) else row
 
 
-def _user_message(prompt: object) -> str | None:
+def _user_message(prompt: list | None) -> str | None:
     """The last message of the user."""
     content = None
     for message in prompt or []:

@@ -221,11 +221,11 @@ def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
 
     None if no mistake is known.
     """
-    box = box_place(text)
+    box = box_place(text) or (len(text),) * 3  # without one, as an empty one at the end
     for sign, forms in SIGNS.items():  # keeps the text's length, and so all places in it
         text = re.sub(forms, partial(_as_long, sign), text, flags=re.I)
-    equations = list(EQUATION.finditer(text, 0, box[2] if box else len(text)))
-    boxed = box and IN_BOX.fullmatch(text, box[1], box[2])
+    equations = list(EQUATION.finditer(text, 0, box[2]))
+    boxed = IN_BOX.fullmatch(text, box[1], box[2])
     answer = int(problem["answer"])
     is_right = boxed and _number(boxed[1]) == answer
     chained = all(_number(later[1]) == _number(before[4]) for before, later in pairwise(equations))
@@ -252,7 +252,7 @@ def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
             return KINDS[part], start, equation.end(4)
         done = step + 1
         read = equation.end(4)
-    if not equations or not box or not boxed or is_right or not is_read(box[0]):
+    if not equations or not boxed or is_right or not is_read(box[0]):
         return None
     if not steps[done][1]:
         return "final", boxed.start(1) + _common(_number(boxed[1]), answer), box[2]

@@ -329,7 +329,6 @@ class Link:
             own = {
                 "__str__": text,
                 "__getattr__": attribute,
-                "stand_in": True,
                 "_link": self,
                 "_number": operator.index(number),
             }
