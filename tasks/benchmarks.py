@@ -31,9 +31,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
 
-from rewards import style_of
 from tasks import toy
-from tasks.problems import as_problem, json_values
+from tasks.problems import as_problem
 from tasks.rows import BadInput, bad_input_on_error, from_files, from_hub, lacks
 
 LCB_WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
@@ -126,32 +125,29 @@ def livecodebench_row(row: dict) -> dict | None:
         text += "\nThe program reads from standard input and writes to standard output."
     private = row["private_test_cases"]
     try:
-        return {"problem": text, "tests": livecodebench_tests(row, private_tests(private))}
+        tests = livecodebench_tests(row, private_tests(private))
+        # a published set's, as those of training
+        return as_problem({"problem": text, "reward_model": {"ground_truth": tests}}, "code")
     except Exception as error:  # json, base64, zlib and pickle raise errors of many classes
         fault = f"tests cannot be read: {type(error).__name__}: {error}"
         return {"problem": text, "tests": None, "fault": fault}
 
 
 def livecodebench_tests(row: dict, private: list[dict]) -> dict:
-    """Public and private tests in our form.
+    """Public and private tests together, as published.
 
     Raises an error of any class for tests that do not decode.
     """
     cases = json.loads(row["public_test_cases"]) + private
+    tests = {
+        "inputs": [case["input"] for case in cases],
+        "outputs": [case["output"] for case in cases],
+    }
     kinds = {case["testtype"] for case in cases}
-    inputs = [case["input"] for case in cases]
-    outputs = [case["output"] for case in cases]
-    if kinds == {"stdin"}:
-        tests = {"inputs": inputs, "outputs": outputs}
-    elif kinds == {"functional"}:
-        tests = {
-            "fn_name": json.loads(row["metadata"])["func_name"],
-            "inputs": list(map(json_values, inputs)),
-            "outputs": list(map(json.loads, outputs)),
-        }
-    else:
+    if kinds == {"functional"}:
+        tests["fn_name"] = json.loads(row["metadata"])["func_name"]
+    elif kinds != {"stdin"}:
         raise ValueError(f"kinds of tests {kinds}")
-    style_of(tests)
     return tests
 
 

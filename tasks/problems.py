@@ -350,8 +350,9 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
         repo, file, expected = HUB[kind]
         blame = f"--task {kind} without --data: {repo}"
         remedy = "give a local file or folder with --data"
-        _, _, rows = from_hub(repo, [file], f"{blame}/{file}", remedy)
+        source, _, rows = from_hub(repo, [file], f"{blame}/{file}", remedy)
     else:
+        source = data
         blame = f"--data {data}"
         remedy = "give JSON lines, .json, .csv or .parquet, or a folder of these with a train split"
         with bad_input_on_error(blame, remedy):
@@ -364,11 +365,10 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
             try:
                 problems.append(as_problem(row, kind))
             except (ValueError, TypeError, RecursionError) as error:
-                if data and not PUBLISHED & row.keys():
+                if not PUBLISHED & row.keys():
                     raise BadInput(f"{blame}, row {count}: {error}") from error
                 dropped.append(f"row {count}: {error}")
     wanted = len(problems) + len(dropped)
-    source = data or f"{repo} (hub)"
     notes = [f"data {source}: {wanted:,} of {count:,} rows {FILTERS[kind]}"]
     if data is None and wanted != expected:
         notes.append(
@@ -417,9 +417,7 @@ def as_problem(row: dict, kind: str) -> dict:
         style_of(tests)
         return {"problem": problem, "tests": tests}
     answers = [columns.get(name) for name in ("gt_answer", "ground_truth_answer", "answer")]
-    answers.append(truth)
-    if isinstance(columns.get("solution"), str):
-        answers.append(last_box(columns["solution"]))
+    answers += [truth, last_box(str(columns.get("solution")))]
     answer = _first_text(answers)
     if answer is None:
         raise lacks(row, '"answer", non-empty text, or "solution" with a \\boxed{}')
@@ -475,9 +473,9 @@ def _own_tests(tests: object) -> object:
 
 
 def _published_tests(published: object) -> object:
-    """Eurus's tests in our form.
+    """Tests of Eurus or LiveCodeBench in our form.
 
-    Its scripts read and write text or lists of lines. Its calls are lists of arguments with each
+    Their scripts read and write text or lists of lines. Their calls are lists of arguments with each
     value in a list of one, or texts with one argument per line in JSON and values in JSON.
     """
     tests = _own_tests(published)
@@ -491,18 +489,15 @@ def _published_tests(published: object) -> object:
             "outputs": list(map(_joined, outputs)),
         }
     if all(isinstance(text, str) for text in inputs):
-        inputs = list(map(json_values, inputs))
+        inputs = list(map(_json_values, inputs))
         outputs = [json.loads(value) if isinstance(value, str) else value for value in outputs]
     elif all(isinstance(value, list) and len(value) == 1 for value in outputs):
         outputs = [value[0] for value in outputs]
     return {"fn_name": tests["fn_name"], "inputs": inputs, "outputs": outputs}
 
 
-def json_values(text: str) -> list:
-    """The values of a text with one JSON value per line.
-
-    Published sets write the arguments of a call in this form.
-    """
+def _json_values(text: str) -> list:
+    """The values of a text with one JSON value per line: the arguments of a call."""
     return [json.loads(line) for line in text.split("\n") if line.strip()]
 
 
