@@ -102,14 +102,12 @@ def supervise(job: dict, tests: dict | None = None) -> Generator[Output, None, N
     folder = os.path.dirname(__file__) + "/inside"
     # a module is compiled only once
     start = f"import sys; sys.path.append({folder!r}); import jail; jail.main()"
-    command = [sys.executable, "-I", "-S", "-c", start, str(os.getpid())]  # `ps` shows whose it is
-    environment = {"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")}
     try:
         process = subprocess.Popen(
-            command,
+            [sys.executable, "-I", "-S", "-c", start, str(os.getpid())],  # `ps` shows whose it is
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env=environment,
+            env={"LD_LIBRARY_PATH": os.environ.get("LD_LIBRARY_PATH", "")},
             cwd="/",
             start_new_session=True,
         )

@@ -475,8 +475,8 @@ def _own_tests(tests: object) -> object:
 def _published_tests(published: object) -> object:
     """Tests of Eurus or LiveCodeBench in our form.
 
-    Their scripts read and write text or lists of lines. Their calls are lists of arguments with each
-    value in a list of one, or texts with one argument per line in JSON and values in JSON.
+    Scripts read and write text or lists of lines. Calls are lists of arguments with each value in a
+    list of one, or texts with one argument per line in JSON and values in JSON.
     """
     tests = _own_tests(published)
     if not isinstance(tests, dict) or not {"inputs", "outputs"} <= tests.keys():

@@ -30,7 +30,7 @@ Value = Any  # a value of the tests or the candidate, of any type
 PLAIN: dict[type, Callable[..., list]] = {
     collections.defaultdict: lambda d: [getattr(d.default_factory, "__name__", ""), dict(d)],
     collections.Counter: lambda c: [dict(c)],
-    collections.OrderedDict: lambda d: [[list(item) for item in d.items()]],
+    collections.OrderedDict: lambda d: [dict(d)],
     **dict.fromkeys((slice, range), lambda s: [s.start, s.stop, s.step]),
     complex: lambda z: [z.real, z.imag],
     **dict.fromkeys((tuple, set, frozenset), lambda items: [list(items)]),
