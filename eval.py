@@ -33,7 +33,7 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from harness import checkpoint, evaluation, files, parallel, tables
+from harness import evaluation, files, parallel, tables
 from harness.evaluation import Sampler, paired_difference, samples_of, summarise
 from harness.launch import launch, processes, resolve_machine, run_command
 from harness.models import load_model, load_tokenizer, round_weights
@@ -83,7 +83,7 @@ def find_models(config: EvalConfig) -> list[str]:
     for name in config.model:
         run = files.config_of(Path(name))
         if config.select:
-            folders = checkpoint.complete(Path(name)) if run else []
+            folders = files.checkpoints_of(Path(name)) if run else []
             if not folders:
                 raise BadInput(
                     f"--model {name}: is no run of train.py with checkpoints; leave --select out"

@@ -42,7 +42,7 @@ from tqdm import tqdm
 from credit.batch import Batch
 from credit.methods import assign_credit
 from grpo import policy_loss
-from harness import parallel, report
+from harness import checkpoint, parallel, report
 from harness.launch import RunFailed, launch, processes, resolve, run_command
 from harness.parallel import Ranks
 from harness.prepare import give_lessons, load_parts
@@ -56,9 +56,7 @@ from harness.run import (
     on_benchmarks,
     open_folder,
     resample_equal,
-    restore,
     sample_and_grade,
-    save_checkpoint,
     seed_of,
 )
 from rewards import rewards_of
@@ -86,7 +84,7 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
         parts = give_lessons(parts, folder, ranks)
         run = build_run(parts, folder, ranks)
         if config.checkpoints.resume:
-            before, history = restore(run, Path(config.checkpoints.resume))
+            before, history = checkpoint.restore(run, Path(config.checkpoints.resume))
         else:
             before, history = evaluate_before(run)
         with interruptible(run), report.step_log(run.config, run.folder, ranks) as log:
@@ -129,7 +127,7 @@ def take_steps(run: Run, history: list[dict], log: Callable[[dict, list[dict]], 
         # all ranks end after the same step
         interrupted = any(parallel.gather(run.interrupted, run.ranks))
         if interrupted or is_last or (step + 1) % save_every == 0:
-            save_checkpoint(run, step + 1)
+            checkpoint.save(run, step + 1)
         if interrupted:
             raise KeyboardInterrupt
 

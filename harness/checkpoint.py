@@ -15,7 +15,6 @@ A checkpoint can be resumed on another number of ranks; only the same number mak
 the bit.
 """
 
-import re
 import shutil
 import warnings
 from collections.abc import Iterator
@@ -26,12 +25,13 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.optim import Optimizer
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit import lora
 from grpo import Policy
 from harness import files
-from harness.parallel import Ranks, gather
+from harness.config import flat
+from harness.parallel import Ranks, gather, refresh, together
+from harness.run import Run, write_config
 from tasks.rows import BadInput, cause
 
 # One process saves and loads as it should; torch warns each time that it is alone.
@@ -39,84 +39,74 @@ warnings.filterwarnings(
     "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
 )
 
-STEP = re.compile(r"step-\d{6,}")  # a folder of ours; a copy beside it has another name
 # tensors in a file of state/; torch makes a whole file in the host's memory before it writes it
 PER_FILE = 64
 
 
-def save(
-    run: Path,
-    step: int,
-    policy: Policy,
-    sampler: PreTrainedModel,
-    optimizer: Optimizer,
-    tokenizer: PreTrainedTokenizerBase,
-    ranks: Ranks,
-    keep: int,
-    settings: dict,
-) -> None:
+def save(run: Run, step: int) -> None:
     """Write the checkpoint of `step` steps done.
 
-    Every rank must call it, with `sampler` refreshed.
+    Every rank must call it, when the policy that samples is up to date.
     """
-    folder = run / "checkpoints" / f"step-{step:06d}"
-    draft = run / "checkpoints" / f".writing-{step}"
-    if ranks.main:
+    folder = run.folder / "checkpoints" / f"step-{step:06d}"
+    draft = run.folder / "checkpoints" / f".writing-{step}"
+    if run.ranks.main:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        lora.save_merged(sampler, tokenizer, draft / "model")
-    gather(None, ranks)  # until the draft is there
-    state = _state(policy, optimizer)
+        lora.save_merged(run.actor.model, run.tokenizer, draft / "model")
+    gather(None, run.ranks)  # until the draft is there
+    state = _state(run.trained, run.optimizer)
     file_of = {name: 1 + number // PER_FILE for number, name in enumerate(state)}
     with plain_errors():
         place = str(draft / "state")
         writer = dcp.HuggingFaceStorageWriter(place, file_of, save_distributed=True)
         dcp.save(state, storage_writer=writer)
-    gather(None, ranks)  # until all have written
-    if ranks.main:
-        report = {"step": step, "ranks": ranks.world, "settings": settings}
+    gather(None, run.ranks)  # until all have written
+    if run.ranks.main:
+        report = {"step": step, "ranks": run.ranks.world, "settings": flat(run.config)}
         files.write_json(draft / "complete.json", report)
         _remove(folder)
         draft.rename(folder)
-        for old in complete(run)[:-keep]:
+        for old in files.checkpoints_of(run.folder)[: -run.config.checkpoints.keep]:
             _remove(old)
-    gather(None, ranks)  # until it has its name
+    gather(None, run.ranks)  # until it has its name
 
 
-def complete(run: Path) -> list[Path]:
-    """The complete checkpoints of a run, oldest first."""
-    return [folder for folder in _steps(run) if (folder / "complete.json").is_file()]
+def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
+    """Restore everything as it was at the checkpoint `path`.
 
-
-def _steps(run: Path) -> list[Path]:
-    """The checkpoints of a run, complete or not, oldest first."""
-    folders = [path for path in (run / "checkpoints").glob("step-*") if STEP.fullmatch(path.name)]
-    return sorted(folders, key=step_of)
-
-
-def step_of(folder: Path) -> int:
-    """The steps that were done at a checkpoint."""
-    return int(folder.name.removeprefix("step-"))
-
-
-def find(path: Path) -> tuple[Path, int]:
-    """The checkpoint at `path`, or the last complete one of the run at `path`, and its step.
-
-    Raises BadInput where there is none.
+    Returns the evaluation before training and the steps' metrics. Raises BadInput, on all ranks
+    alike, before a file is changed.
     """
-    if not (path / "complete.json").is_file():
-        found = complete(path)
-        if not found:
+    step = files.read_settings(path / "complete.json")["step"]
+    with together(run.ranks):
+        metrics = rows_until(run.folder / "metrics.jsonl", step)
+        samples = rows_until(run.folder / "samples.jsonl", step)
+        if (run.folder / "before.jsonl").exists():  # which the page reads after all steps
+            files.read_lines(run.folder / "before.jsonl")
+        first, *history = metrics or [{}]
+        if len(history) != step or "before" not in first:
             raise BadInput(
-                f"--resume {path}: has no complete checkpoint in checkpoints/; give a run's folder"
+                f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older "
+                "checkpoint"
             )
-        path = found[-1]
-    return path, report_of(path)["step"]
+    load(path, run.trained, run.optimizer, run.ranks)
+    refresh(run.trained, run.actor, run.ranks)
+    if run.ranks.main:
+        print(f"resumed after step {step} from {path}")
+        for old in discard_after(run.folder, step):
+            print(f"removed {old}, which comes after it")
+        (run.folder / "after.jsonl").unlink(missing_ok=True)
+        files.write_rows(run.folder / "metrics.jsonl", metrics)
+        files.write_rows(run.folder / "samples.jsonl", samples)
+        write_config(run.config, run.folder)
+    return first["before"], history
 
 
-def report_of(path: Path) -> dict:
-    """The contents of complete.json; raises BadInput."""
-    return files.read_settings(path / "complete.json")
+def rows_until(path: Path, step: int) -> list[dict]:
+    """What a file of rows was after `step` steps, null as NaN; raises BadInput."""
+    rows = [files.with_nan(row) for row in files.read_lines(path)]
+    return [row for row in rows if row.get("step", 0) <= step and "after" not in row]
 
 
 def load(path: Path, policy: Policy, optimizer: Optimizer, ranks: Ranks) -> None:
@@ -124,7 +114,7 @@ def load(path: Path, policy: Policy, optimizer: Optimizer, ranks: Ranks) -> None
 
     Every rank must call it. Raises BadInput.
     """
-    made_by = report_of(path)["ranks"]
+    made_by = files.read_settings(path / "complete.json")["ranks"]
     if made_by != ranks.world and ranks.main:
         print(
             f"checkpoint of {made_by} ranks, now {ranks.world}: other random numbers from here on"
@@ -153,8 +143,8 @@ def discard_after(run: Path, step: int) -> list[Path]:
 
     Drafts go, too, and what a kill has left of a checkpoint that was being removed.
     """
-    later = [path for path in complete(run) if step_of(path) > step]
-    for path in _steps(run):
+    later = [path for path in files.checkpoints_of(run) if files.step_of(path) > step]
+    for path in files.steps_of(run):
         if path in later or not (path / "complete.json").exists():
             _remove(path)
     for draft in (run / "checkpoints").glob(".writing-*"):

@@ -334,11 +334,11 @@ def resume(config: TrainConfig, folder: str) -> TrainConfig:
 
     `resume` becomes the folder of that checkpoint. Raises BadInput.
     """
-    from harness import checkpoint  # imports torch
+    from harness import files  # imports torch
 
-    path, step = checkpoint.find(Path(folder))
+    path, report = files.find_checkpoint(Path(folder))
     run = path.resolve().parent.parent
-    saved = read_config(checkpoint.report_of(path)["settings"], f"{path}/complete.json")
+    saved = read_config(report["settings"], f"{path}/complete.json")
     saved = replace(saved, out=str(run.parent), name=run.name)
     given = {name: value for name, value in flat(config).items() if name in config.given}
     fixed = {name: value for name, value in given.items() if name not in MAY_CHANGE}
@@ -348,8 +348,9 @@ def resume(config: TrainConfig, folder: str) -> TrainConfig:
         saved = with_values(saved, {"bench": (), "bench_data": ()})
     resumed = with_values(saved, given | {"resume": str(path)})
     steps = resumed.optimisation.steps
-    if steps < step:  # as many: the run was cut in its last evaluation
-        raise BadInput(f"--steps {steps}: the checkpoint is of step {step} already; give more")
+    if steps < report["step"]:  # as many: the run was cut in its last evaluation
+        done = f"the checkpoint is of step {report['step']} already"
+        raise BadInput(f"--steps {steps}: {done}; give more")
     return resumed
 
 

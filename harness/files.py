@@ -6,12 +6,14 @@ read_settings(path)                        a JSON object
 locked_folder(folder, ranks, settings)     a command's own folder, made and locked
 config_of(folder), run_of(path)            the run that a folder is, or that holds a model
 origin_of(path)                            what such a model was trained from
+checkpoints_of(run), find_checkpoint(path) complete ones, and the one to resume from
 """
 
 import fcntl
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,6 +27,7 @@ from typing_extensions import TypedDict  # which pydantic needs before Python 3.
 from harness.parallel import Ranks, together
 from tasks.rows import BadInput, bad_input_on_error, check_is_file, text_of
 
+STEP = re.compile(r"step-\d{6,}")  # a folder of ours; a copy beside it has another name
 RESTORE = "restore it, or choose another folder"
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -335,3 +338,37 @@ def origin_of(path: str) -> str:
     for _ in range(10):  # runs that start from each other's models
         path = run_of(path).get("model") or path
     return path
+
+
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+def checkpoints_of(run: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    return [folder for folder in steps_of(run) if (folder / "complete.json").is_file()]
+
+
+def steps_of(run: Path) -> list[Path]:
+    """The checkpoints of a run, complete or not, oldest first."""
+    folders = [path for path in (run / "checkpoints").glob("step-*") if STEP.fullmatch(path.name)]
+    return sorted(folders, key=step_of)
+
+
+def step_of(folder: Path) -> int:
+    """The steps that were done at a checkpoint."""
+    return int(folder.name.removeprefix("step-"))
+
+
+def find_checkpoint(path: Path) -> tuple[Path, dict]:
+    """The checkpoint at `path`, or the last complete one of the run there, and its complete.json.
+
+    Raises BadInput where there is none.
+    """
+    if not (path / "complete.json").is_file():
+        found = checkpoints_of(path)
+        if not found:
+            raise BadInput(
+                f"--resume {path}: has no complete checkpoint in checkpoints/; give a run's folder"
+            )
+        path = found[-1]
+    return path, read_settings(path / "complete.json")

@@ -1,9 +1,8 @@
-"""A training run: its parts, how they are put together, saved and restored, and how it ends early.
+"""A training run: its folder, how its parts are put together, and how it ends early.
 
 open_folder(parts, ranks)        the run's folder, its plan printed
 build_run(parts, folder, ranks)  -> Run: what is trained, what samples, the optimizer
 interruptible(run)               Ctrl-C ends the run after the step that is being taken
-save_checkpoint, restore(run)    everything as it was at a checkpoint
 check_policy(run, step)          ends a run whose logits are not finite
 """
 
@@ -27,7 +26,7 @@ from credit.batch import Context
 from credit.reward_model import RewardModel
 from fast.rollout import fast_rollout
 from grpo import Policy, Rollouts
-from harness import checkpoint, files, parallel, report
+from harness import files, parallel, report
 from harness.config import MAY_CHANGE, TrainConfig, flat, read_config, spell
 from harness.evaluation import Sampler, evaluate_benchmark, protocol_of, summarise
 from harness.launch import INTERRUPTS, RunFailed
@@ -100,11 +99,11 @@ def say_how_to_go_on(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterato
     try:
         yield
     except BaseException as error:
-        checkpoints = checkpoint.complete(folder)
+        checkpoints = files.checkpoints_of(folder)
         if not ranks.main or isinstance(error, BadInput):
             raise
         if checkpoints:
-            steps = f"{checkpoint.step_of(checkpoints[-1])} of {config.optimisation.steps} steps"
+            steps = f"{files.step_of(checkpoints[-1])} of {config.optimisation.steps} steps"
             command = resume_command(config, folder, checkpoints[-1])
             print(f"a checkpoint holds {steps}; resume with: {command}", file=sys.stderr)
         elif (folder / "start").exists():
@@ -125,7 +124,8 @@ def resume_command(config: TrainConfig, folder: Path, last: Path) -> str:
 
     It has the flags that were given anew since that checkpoint was saved.
     """
-    saved = flat(read_config(checkpoint.report_of(last)["settings"], str(last)))
+    report = files.read_settings(last / "complete.json")
+    saved = flat(read_config(report["settings"], str(last)))
     words = ["python", "train.py", "--resume", str(folder)]
     for name, value in sorted(flat(config).items()):
         if name in MAY_CHANGE and name != "resume" and value != saved[name]:
@@ -337,58 +337,3 @@ def resample_equal(
         rollouts = rollouts.with_rows(rows, new_rollouts)
         replaced += len(equal)
     return problems, rollouts, verdicts, replaced
-
-
-# ---- saved and restored --------------------------------------------------------------------------
-
-
-def save_checkpoint(run: Run, step: int) -> None:
-    """A checkpoint of `step` steps done."""
-    checkpoint.save(
-        run.folder,
-        step,
-        run.trained,
-        run.actor.model,
-        run.optimizer,
-        run.tokenizer,
-        run.ranks,
-        run.config.checkpoints.keep,
-        flat(run.config),
-    )
-
-
-def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
-    """Restore everything as it was at the checkpoint `path`.
-
-    Returns the evaluation before training and the steps' metrics. Raises BadInput, on all ranks
-    alike, before a file is changed.
-    """
-    step = checkpoint.report_of(path)["step"]
-    with parallel.together(run.ranks):
-        metrics = rows_until(run.folder / "metrics.jsonl", step)
-        samples = rows_until(run.folder / "samples.jsonl", step)
-        if (run.folder / "before.jsonl").exists():  # which the page reads after all steps
-            files.read_lines(run.folder / "before.jsonl")
-        first, *history = metrics or [{}]
-        if len(history) != step or "before" not in first:
-            raise BadInput(
-                f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older "
-                "checkpoint"
-            )
-    checkpoint.load(path, run.trained, run.optimizer, run.ranks)
-    parallel.refresh(run.trained, run.actor, run.ranks)
-    if run.ranks.main:
-        print(f"resumed after step {step} from {path}")
-        for old in checkpoint.discard_after(run.folder, step):
-            print(f"removed {old}, which comes after it")
-        (run.folder / "after.jsonl").unlink(missing_ok=True)
-        files.write_rows(run.folder / "metrics.jsonl", metrics)
-        files.write_rows(run.folder / "samples.jsonl", samples)
-        write_config(run.config, run.folder)
-    return first["before"], history
-
-
-def rows_until(path: Path, step: int) -> list[dict]:
-    """What a file of rows was after `step` steps, null as NaN; raises BadInput."""
-    rows = [files.with_nan(row) for row in files.read_lines(path)]
-    return [row for row in rows if row.get("step", 0) <= step and "after" not in row]

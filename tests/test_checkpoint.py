@@ -49,7 +49,7 @@ def cut(tmp_path_factory, taught):
     command += words_of("--model", taught, "--steps 4 --out", out)
 
     def watch():
-        while process.poll() is None and not checkpoint.complete(out / "run"):
+        while process.poll() is None and not files.checkpoints_of(out / "run"):
             time.sleep(0.01)
         time.sleep(random.SystemRandom().uniform(0, 0.6))
         process.kill()
@@ -74,7 +74,7 @@ def resume(run: Path, flags: str = "") -> None:
 
 def steps_in(run: Path) -> list[int]:
     """The steps of its checkpoints."""
-    return [int(path.name.removeprefix("step-")) for path in checkpoint.complete(run)]
+    return [int(path.name.removeprefix("step-")) for path in files.checkpoints_of(run)]
 
 
 def test_two_steps_and_two_more_are_four(whole, taught, tmp_path, capsys):
@@ -121,7 +121,9 @@ def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):
         patch.setattr(shutil, "rmtree", interrupt)
         with pytest.raises(KeyboardInterrupt):
             checkpoint.discard_after(copied, 3)
-    assert (copied / "checkpoints" / "step-000004").exists() and checkpoint.find(copied)[1] == 3
+    assert (copied / "checkpoints" / "step-000004").exists() and files.find_checkpoint(copied)[1][
+        "step"
+    ] == 3
 
 
 def test_a_resumed_run_may_learn_more_slowly(copied):
@@ -155,9 +157,9 @@ def test_an_unfinished_checkpoint_is_never_chosen(whole, copied, monkeypatch):
         assert train.main(steps) == 130  # dies at the end of writing step 5
     draft = folder / ".writing-5"
     shutil.copytree(whole / "checkpoints" / "step-000002", draft, dirs_exist_ok=True)
-    assert checkpoint.find(copied)[1] == 4
+    assert files.find_checkpoint(copied)[1]["step"] == 4
     resume(copied, "--steps 5")
-    assert checkpoint.find(copied)[1] == 5 and not list(folder.glob(".*"))
+    assert files.find_checkpoint(copied)[1]["step"] == 5 and not list(folder.glob(".*"))
 
 
 def test_a_run_killed_at_a_random_moment_goes_on_exactly(whole, cut):

@@ -25,7 +25,6 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import eval as evaluation
-import harness.run
 import train
 from grpo import rollout
 from harness import checkpoint, files, prepare
@@ -237,7 +236,7 @@ def test_copies_beside_checkpoints_are_not_ours(copied):
         shutil.copytree(folder / "step-000002", folder / name)
     shutil.copytree(folder / "step-000001", folder / "step-000007")
     (folder / "step-000007" / "complete.json").unlink()
-    found = [path.name for path in checkpoint.complete(copied / "run")]
+    found = [path.name for path in files.checkpoints_of(copied / "run")]
     assert found == ["step-000001", "step-000002"]
     run_well(train, "--resume", copied / "run", "--steps 3 --keep 1")
     assert {path.name for path in folder.iterdir()} == others | {"step-000003"}
@@ -305,7 +304,7 @@ def test_numbers_that_are_not_known_are_null(tmp_path):
     rows = [{"before": {}}, {"step": 1, "loss": math.nan}, {"step": 2}, {"after": {}}]
     files.append_rows(path, rows)
     assert '"loss": null' in path.read_text()
-    before, row = harness.run.rows_until(path, 1)
+    before, row = checkpoint.rows_until(path, 1)
     assert before == {"before": {}} and math.isnan(row["loss"])
 
 

@@ -32,7 +32,7 @@ from credit.table import METHODS
 from fast.packing import packing_of
 from fast.race import race
 from grpo import Policy, Rollouts, policy_loss, score
-from harness import files
+from harness import checkpoint, files
 from harness.parallel import full
 from shear import Spans, shear_weights
 
@@ -161,8 +161,8 @@ def test_one_rank_of_fsdp_and_its_checkpoint(tmp_path, monkeypatch):
 
         return call
 
-    for name in ("save_checkpoint", "restore"):
-        monkeypatch.setattr(train, name, kept_after(getattr(train, name)))
+    for name in ("save", "restore"):
+        monkeypatch.setattr(checkpoint, name, kept_after(getattr(checkpoint, name)))
     steps = steps_of(tmp_path, RUN, "--dtype bfloat16 --lr 1e-3 --out", tmp_path)
     path = tmp_path / "run" / "checkpoints" / "step-000002"
     saved = kept[2]

@@ -212,7 +212,7 @@ def test_a_step_on_two_ranks_and_one_more_are_two(two):
 
 def test_one_rank_goes_on_from_a_checkpoint_of_two(two, capsys):
     """Weights and moments are equal to the bit; a note says that random numbers now differ."""
-    path, _ = checkpoint.find(two[0] / "parts")
+    path, _ = files.find_checkpoint(two[0] / "parts")
     model = toy.make_model(1, seed=5)
     optimizer = torch.optim.AdamW(model.parameters())
     checkpoint.load(path, Policy(model), optimizer, ALONE)

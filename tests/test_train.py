@@ -47,7 +47,7 @@ from credit.methods import FUNCTIONS
 from credit.table import METHODS, Method, Option
 from grading.sandbox import SandboxError
 from grpo import Rollouts, score
-from harness import checkpoint, config, files, models, prepare
+from harness import config, files, models, prepare
 from harness.config import with_values
 from harness.files import read_lines
 from harness.launch import RunFailed
@@ -723,8 +723,8 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys,
     assert run(tmp_path, flags, "--prompts-per-update 8 --steps 5 --name once") == 130
     before, *steps = read_lines(once / "metrics.jsonl")
     assert before["before"] and [row["step"] for row in steps] == [1] == [len(pressed)]
-    path, step = checkpoint.find(once)
-    assert step == 1 and not torch.equal(norm_of(path / "model"), norm_of(start))
+    path, report = files.find_checkpoint(once)
+    assert report["step"] == 1 and not torch.equal(norm_of(path / "model"), norm_of(start))
     said = "a checkpoint holds 1 of 5 steps; resume with: python train.py --resume "
     said += f"{shlex.quote(str(once))}\ninterrupted\n"
     assert capsys.readouterr().err.endswith(said)
