@@ -8,8 +8,8 @@
 Random walks stand for hidden states; the last command has the sizes of a GPU. Other flags are those
 of train.py, such as --prompts-per-step.
 
-Ours is `fast.race`, from hidden states to each span's distance to the closest opposing span, group
-after group as in training. A peer gets the ready-made cost blocks of full spans, in batches as
+Ours is what training calls, from hidden states to token weights, group after group; nearly all of
+it is `fast.race`. A peer gets the ready-made cost blocks of full spans, in batches as
 large as ours. It solves at most `--pairs` pairs of 100 x 100 tokens, or as many entries; its
 seconds are scaled to all pairs. This favours peers.
 
@@ -52,6 +52,7 @@ if __name__ == "__main__":
 
 import datetime
 import itertools
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -59,22 +60,23 @@ from functools import partial
 from typing import NamedTuple
 
 import geomloss
-import numpy as np
 import ot.batch
+import pandas as pd
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from credit.settings import Shear
+from credit.shear_settings import group_weights
 from fast.distances import token_distances
-from fast.race import CHUNK_ENTRIES, race
+from fast.race import CHUNK_ENTRIES
 from grpo import to_padded
 from harness import tables
 from harness.config import TrainConfig, parse_train
 from harness.launch import resolve, run_command
 from harness.parallel import Ranks
 from harness.prepare import load_parts
-from shear import Closest, Side, mean_norm, two_sides
+from shear import Closest, Side, Spans, closest_spans, mean_norm, two_sides
 from sinkhorn import sinkhorn
 from studies import prefixes
 from tasks.rows import BadInput
@@ -119,8 +121,7 @@ class States(NamedTuple):
     name: str
     # of each the states (G, T, d), mask (G, T) bool and correct (G,) bool
     groups: list[tuple[Tensor, Tensor, Tensor]]
-    window: int = Shear.window
-    stride: int = Shear.stride
+    shear: Shear = Shear()  # whose spans they have
 
 
 def synthetic(size: int, width: int, tokens: int, device: torch.device) -> States:
@@ -151,15 +152,13 @@ def states_of_step(config: TrainConfig, device: torch.device) -> States:
         group = prefixes.sample_group(parts, problem)
         if group.mixed:
             batch = prefixes.score_group(group, context)
-            assert batch.hidden is not None  # `score_group` keeps them
-            mask = batch.rollouts.mask
-            groups.append((to_padded(batch.hidden, mask), mask, batch.correct))
+            groups.append((to_padded(batch.states, batch.mask), batch.mask, batch.correct))
     if not groups:
         none_mixed = "none of its groups holds right and wrong rollouts"
         raise BadInput(f"--model {config.model}: {none_mixed}; give another")
     size, _, width = groups[0][0].shape
     name = f"{config.model}, a training step, G {size}, d {width}"
-    return States(name, groups, config.shear.window, config.shear.stride)
+    return States(name, groups, Shear(config.shear.window, config.shear.stride))
 
 
 # ---- peers: Pairs -> Eq. (10) of each pair, (P,), or what the solver computes in its place -------
@@ -247,51 +246,35 @@ def two_sided(states: States) -> list[tuple[Side, Side]]:
     """The right and the wrong side of each group."""
     sides = []
     for hidden, mask, correct in states.groups:
-        both = two_sides(hidden, mask, correct, states.window, states.stride)
+        both = two_sides(hidden, mask, correct, states.shear.window, states.shear.stride)
         assert both is not None  # every group is mixed
         sides.append(both)
     return sides
 
 
 def full_pairs(right: Side, wrong: Side, count: int) -> Pairs:
-    """The first `count` pairs of spans without padding."""
+    """The first `count` pairs of spans without padding, with ready-made costs."""
     full = (right.spans.mass > 0).all(1)[:, None] & (wrong.spans.mass > 0).all(1)  # (K+, K-)
-    places = full.nonzero()[:count]  # (count, 2)
-    return pairs_of(right, wrong, places[:, 0], places[:, 1])
-
-
-def pairs_of(right: Side, wrong: Side, k: Tensor, l: Tensor) -> Pairs:  # noqa: E741
-    """The pairs of the right spans `k` (P,) and the wrong spans `l` (P,), with ready-made costs."""
-    nbar = mean_norm(torch.cat([right.states, wrong.states]))
+    k, l = full.nonzero()[:count].unbind(1)  # noqa: E741 - the paper's letters
     i = right.spans.tokens[k]  # (P, n)
     j = wrong.spans.tokens[l]  # (P, m)
-    costs = (
-        token_distances(right.states, wrong.states)[i[:, :, None], j[:, None]] / nbar
-    )  # (P, n, m)
+    nbar = mean_norm(torch.cat([right.states, wrong.states]))
+    costs = token_distances(right.states, wrong.states)[i[:, :, None], j[:, None]]  # (P, n, m)
     x = right.states[i].float() / nbar  # (P, n, d)
     y = wrong.states[j].float() / nbar  # (P, m, d)
-    return Pairs(costs, right.spans.mass[k], wrong.spans.mass[l], x, y)
+    return Pairs(costs / nbar, right.spans.mass[k], wrong.spans.mass[l], x, y)
 
 
 # ---- measuring -----------------------------------------------------------------------------------
 
 
-def ours(states: States) -> Tensor:
-    """Each right span's distance to the closest wrong one over nbar, (K+ of all groups,).
-
-    The computation starts from the hidden states.
-    """
-    return torch.cat([closest.of_right for closest in race_groups(states)])
-
-
-def race_groups(states: States) -> list[Closest]:
-    """What the race finds in each group, `of_right` over nbar."""
+def ours(states: States) -> list[Closest]:
+    """What training finds while it weighs the tokens of each group, `of_right` over nbar."""
     found = []
-    for right, wrong in two_sided(states):
-        nbar = mean_norm(torch.cat([right.states, wrong.states]))
-        costs = token_distances(right.states, wrong.states)  # (N+, N-)
-        closest = race(costs, right, wrong, EPS * nbar, max_iters=Shear.max_iters, tol=Shear.tol)
-        found.append(closest._replace(of_right=closest.of_right / nbar))
+    for hidden, mask, correct in states.groups:
+        weighed = group_weights(hidden, mask, correct, states.shear)
+        assert weighed.closest is not None  # every group is mixed
+        found.append(weighed.closest._replace(of_right=weighed.closest.of_right / weighed.nbar))
     return found
 
 
@@ -307,16 +290,19 @@ def relative_error(values: Tensor, truth: Tensor) -> str:
     return f"{(values[:count].to(truth) / truth[:count] - 1).abs().max().item():.0e}"
 
 
-def true_minima(right: Side, wrong: Side) -> Tensor:
-    """The least value of each of the first right spans, (rows,): of some whole rows of pairs."""
-    columns = len(wrong.spans.tokens)  # K-
-    rows = min(len(right.spans.tokens), max(1, CHECKED // columns))
-    index = torch.arange(rows * columns, device=right.states.device)
-    values = true_values(pairs_of(right, wrong, index // columns, index % columns))
-    return values.view(rows, columns).amin(1)
+def true_minima(sides: tuple[Side, Side]) -> Tensor:
+    """The distances of the first right spans to their closest wrong ones, every pair solved."""
+    right, wrong = sides
+    count = max(1, CHECKED // len(wrong.spans.tokens))
+    first = Spans(right.spans.tokens[:count], right.spans.mass[:count])
+    nbar = mean_norm(torch.cat([right.states, wrong.states]))
+    costs = token_distances(right.states, wrong.states).double() / nbar  # (N+, N-)
+    return closest_spans(
+        costs, right._replace(spans=first), wrong, EPS, max_iters=TRUE_ITERS, tol=TRUE_TOL
+    ).of_right
 
 
-def seconds_of(solve: Callable[[], Tensor], device: torch.device) -> float:
+def seconds_of(solve: Callable[[], object], device: torch.device) -> float:
     """Seconds of a call, after one that does not count."""
     for _ in range(2):
         started = time.perf_counter()
@@ -333,48 +319,45 @@ def table(states: States, flags: Bench) -> list[str]:
     """
     sides = two_sided(states)
     device = states.groups[0][0].device
-    solved = 0
-    iterations: list[float] = []  # of all pairs
-    for closest in race_groups(states):
-        assert closest.iterations is not None and closest.error is not None  # the race counts
-        iterations += closest.iterations.tolist()
-        solved += len(closest.error)
-    total = len(iterations)
     for right, wrong in sides:
         most = max(1, flags.pairs * 100**2 // right.spans.tokens.shape[1] ** 2)
         pairs = full_pairs(right, wrong, most)
         if len(pairs.costs):
             break
     else:
-        raise BadInput(
-            f"{states.name}: no span of {states.window} tokens is full on both sides; leave it out"
-        )
-    right, wrong = sides[0]
-    checked = Pairs._make(tensor[:CHECKED] for tensor in pairs)
-    truth = in_batches(true_values, checked)
-    minima = true_minima(right, wrong)
-    solvers: dict[str, Callable[[], Tensor]] = {"ours": partial(ours, states)}
+        spans = f"span of {states.shear.window} tokens"
+        raise BadInput(f"{states.name}: no {spans} is full on both sides; leave it out")
+    truth = in_batches(true_values, full_pairs(right, wrong, CHECKED))
+    closest = ours(states)
+    errors = {"ours": relative_error(closest[0].of_right, true_minima(sides[0]))}
+    solvers: dict[str, Callable[[], object]] = {"ours": partial(ours, states)}
     for name, function in PEERS.items():
         solvers[name] = partial(in_batches, function, pairs)
-    seconds = np.zeros((flags.rounds, len(solvers)))
-    for turn in tqdm(range(flags.rounds), states.name, leave=False, disable=None):
-        for column, solve in enumerate(solvers.values()):
-            seconds[turn, column] = seconds_of(solve, device)
-    seconds[:, 1:] *= total / len(pairs.costs)  # of all pairs
-    medians = np.median(seconds, 0)
-    ratios = seconds / seconds[:, :1]
+        if "exact" not in name:  # which solves another problem
+            errors[name] = relative_error(in_batches(function, pairs), truth)
+    solved = 0
+    iterations: list[float] = []  # of all pairs
+    for of_group in closest:
+        assert of_group.iterations is not None and of_group.error is not None  # the race counts
+        iterations += of_group.iterations.tolist()
+        solved += len(of_group.error)
+    total = len(iterations)
+    turns = []
+    for _ in tqdm(range(flags.rounds), states.name, leave=False, disable=None):
+        turns.append({name: seconds_of(solve, device) for name, solve in solvers.items()})
+    seconds = pd.DataFrame(turns)
+    seconds[list(PEERS)] *= total / len(pairs.costs)  # of all pairs
+    ratios = seconds.div(seconds["ours"], axis=0)
     rows = []
-    for column, (name, solve) in enumerate(solvers.items()):
-        times = ratios[:, column]
-        row = {"": name, "s per group": f"{medians[column] / len(sides):.3g}"}
-        row["times ours"] = f"{np.median(times):.1f} ({times.min():.1f}-{times.max():.1f})"
-        expected = minima if name == "ours" else truth  # the first values
-        error = "-" if "exact" in name else relative_error(solve(), expected)
-        rows.append(row | {"largest error": error})
+    for name, times in ratios.items():
+        row = {"": name, "s per group": f"{seconds[name].median() / len(sides):.3g}"}
+        row["times ours"] = f"{times.median():.1f} ({times.min():.1f}-{times.max():.1f})"
+        rows.append(row | {"largest error": errors.get(name, "-")})
     about = (
-        f"{states.name}, w {states.window}, s {states.stride}: {total:,} pairs, mixed groups: "
-        f"{len(sides)}; {solved / total:.1%} are solved to the end, {np.mean(iterations):.1f} "
-        f"iterations a pair; peers solve {len(pairs.costs):,} pairs"
+        f"{states.name}, w {states.shear.window}, s {states.shear.stride}: {total:,} pairs, "
+        f"mixed groups: {len(sides)}; {solved / total:.1%} are solved to the end, "
+        f"{statistics.mean(iterations):.1f} iterations a pair; peers solve {len(pairs.costs):,} "
+        "pairs"
     )
     return [about, *tables.markdown(rows)]
 

@@ -48,7 +48,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import numpy as np
+import pandas as pd
 import torch
 import trl
 from datasets import Dataset
@@ -79,7 +79,7 @@ PHASES = {  # TRL's methods: what has taken the time until each begins, and unti
     "_calculate_rewards": ("score", "grade"),
     "_token_weights": ("score", "weights"),
 }
-NAMES = "generate", "grade", "score", "weights", "update"
+NAMES = ["generate", "grade", "score", "weights", "update"]
 constants.HF_HUB_DISABLE_TELEMETRY = True  # a trainer of TRL's tells the hub that it was made
 
 
@@ -218,28 +218,23 @@ def phase_table(ours: list[dict], theirs: list[dict]) -> list[str]:
 
     The length is shown because the work grows with it.
     """
+    here = seconds_by_phase(ours)
+    there = seconds_by_phase(theirs)
     rows = []
-    for name in (*NAMES, "a step", "tokens"):
-        here = values_of(ours, name)  # (turns,)
-        there = values_of(theirs, name)  # (turns,)
-        row = {
-            "": name,
-            "ours": f"{np.median(here):.3g}",
-            "TRL": f"{np.median(there):.3g}",
-            "TRL / ours": "",
-        }
-        if here.all() and there.all():
-            ratios = there / here
-            row["TRL / ours"] = f"{np.median(ratios):.2f} ({ratios.min():.2f}-{ratios.max():.2f})"
+    for name in here:
+        row = {"": name, "ours": f"{here[name].median():.3g}", "TRL": f"{there[name].median():.3g}"}
+        if (here[name] * there[name]).all():  # both have it
+            ratios = there[name] / here[name]
+            row["TRL / ours"] = f"{ratios.median():.2f} ({ratios.min():.2f}-{ratios.max():.2f})"
         rows.append(row)
     return tables.markdown(rows)
 
 
-def values_of(turns: list[dict], name: str) -> np.ndarray:
-    """A column of the turns, (turns,)."""
-    if name == "a step":
-        return np.sum([values_of(turns, phase) for phase in NAMES], 0)
-    return np.array([turn.get(name, 0.0) for turn in turns])
+def seconds_by_phase(turns: list[dict]) -> pd.DataFrame:
+    """A row per turn: the seconds of each phase, their sum, and the tokens; 0 for what is not."""
+    table = pd.DataFrame(turns, columns=[*NAMES, "a step", "tokens"], dtype=float).fillna(0.0)
+    table["a step"] = table[NAMES].sum(axis=1)
+    return table
 
 
 if __name__ == "__main__":

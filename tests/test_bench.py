@@ -6,6 +6,7 @@ import pytest
 import torch
 from made import run_well
 
+from credit.settings import Shear
 from studies import bench
 from studies.bench import synthetic
 from tasks.rows import BadInput
@@ -19,7 +20,7 @@ def small(monkeypatch):
     """A little group, and a truth that is soon found."""
     monkeypatch.setattr(bench, "TRUE_ITERS", 500)
     monkeypatch.setattr(bench, "TRUE_TOL", 1e-5)
-    return synthetic(4, 8, 26, CPU)._replace(window=6, stride=3)
+    return synthetic(4, 8, 26, CPU)._replace(shear=Shear(6, 3))
 
 
 def test_all_peers_solve_eq_10(small, monkeypatch):
@@ -60,7 +61,7 @@ def test_the_command_prints_tables(small, taught, capsys):
 
 def test_a_pair_is_measured_however_wide_the_spans(small):
     """`--pairs` counts pairs of 100 x 100, of which wide ones have many."""
-    states = synthetic(2, 4, 150, CPU)._replace(window=120, stride=30)
+    states = synthetic(2, 4, 150, CPU)._replace(shear=Shear(120, 30))
     lines = bench.table(states, FLAGS)
     assert lines[0].endswith("peers solve 4 pairs")
 
