@@ -190,11 +190,8 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
         results |= against_truth(methods, options, context, read.batches, read.signals, left_out)
     else:
         left_out.append("credit against the truth: this task does not know the first error")
-    placed = results.get("methods")
-    if placed:
-        shown = [name for name in ("shear", "position", "entropy") if name in placed]
-        curves = {name: placed[name]["around"] for name in shown}
-        figures.weight_around_error(curves, out / "around_error.png")
+    if "methods" in results:
+        figures.weight_around_error(results["methods"], out / "around_error.png")
     files.write_json(out / "diagnose.json", results)
     print("\n".join(summary(results)))
     print(

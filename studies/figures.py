@@ -236,13 +236,17 @@ def fig_9_depth(spans: pd.DataFrame, path: Path, bins: int = 4) -> dict:
 # ---- of weights ----------------------------------------------------------------------------------
 
 
-def weight_around_error(curves: dict[str, list[float | None]], path: Path) -> None:
+def weight_around_error(places: dict[str, dict], path: Path) -> None:
     """Draw the mean weight of wrong rollouts' tokens around the true first error.
 
-    A weight is given over its curve's mean, at its distance from the error in tokens.
+    `places` has what `advantages.measure_place` found of each method; three are drawn. A weight is
+    given over its curve's mean, at its distance from the error in tokens.
     """
     with picture(path, 6.2, 3.6) as (axes,):
-        for colour, (name, curve) in zip((RIGHT, INK, WRONG), curves.items(), strict=False):
+        for name, colour in {"shear": RIGHT, "position": INK, "entropy": WRONG}.items():
+            if name not in places:
+                continue
+            curve = places[name]["around"]
             reach = len(curve) // 2
             values = pd.Series(curve, range(-reach, reach + 1), dtype=float)  # None becomes NaN
             axes.plot(values / values.mean(), color=colour, label=name)

@@ -183,7 +183,7 @@ def test_where_the_peak_lies_and_what_is_around_a_place(tmp_path, monkeypatch):
     monkeypatch.setattr(
         figures.Figure, "savefig", lambda figure, path, **options: drawn.append(figure.axes)
     )
-    figures.weight_around_error({"shear": [1, 2, 3]}, tmp_path / "a.png")
+    figures.weight_around_error({"shear": {"around": [1, 2, 3]}}, tmp_path / "a.png")
     assert drawn[0][0].lines[0].get_xydata().tolist() == [[-1, 0.5], [0, 1], [1, 1.5]]
 
 

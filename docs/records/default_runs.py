@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pandas
+import pandas as pd
 
 from harness import files
 
@@ -26,32 +26,22 @@ ROWS = Path(__file__).with_name("default-runs.jsonl")
 def row_of(run: Path) -> dict:
     """What default-runs.jsonl has of a run."""
     settings = files.config_of(run)
-    row = {"method": settings["method"], "seed": settings["seed"], "reward": []}
-    for line in files.read_lines(run / "metrics.jsonl"):
-        for when in ("before", "after"):
-            if when in line:
-                row[when] = {name: line[when][name] for name in ("greedy", "sampled")}
-                row[when] |= line[when]["localisation"]
-        if "step" in line:
-            row["reward"].append(round(line["reward"], 5))
+    first, *steps, last = files.read_lines(run / "metrics.jsonl")
+    row = {"method": settings["method"], "seed": settings["seed"]}
+    row["reward"] = [round(step["reward"], 5) for step in steps]
+    for when, found in {"before": first["before"], "after": last["after"]}.items():
+        row[when] = {"greedy": found["greedy"], "sampled": found["sampled"]}
+        row[when] |= found["localisation"]
     return row
 
 
-def numbers_of(row: dict) -> dict:
-    """What the table has of a run."""
-    numbers = {"method": row["method"]}
-    for when in ("before", "after"):
-        for name in ("greedy", "sampled"):
-            numbers[f"{name} accuracy {when}"] = row[when][name][0]
-        for name in ("auc", "auc_step", "auc_position", "weight_before", "weight_after"):
-            numbers[f"{name} {when}"] = row[when][name]
-    numbers["reward in training, steps 16-25"] = np.mean(row["reward"][15:25])
-    numbers["reward in training, steps 31-40"] = np.mean(row["reward"][30:40])
-    return numbers
-
-
 if sys.argv[1:]:
-    ROWS.unlink(missing_ok=True)
-    files.append_rows(ROWS, [row_of(Path(run)) for run in sys.argv[1:]])
-numbers = pandas.DataFrame(map(numbers_of, files.read_lines(ROWS)))
-print(numbers.groupby("method").agg(["mean", "min", "max"]).round(3).T.to_string())
+    files.write_rows(ROWS, [row_of(Path(run)) for run in sys.argv[1:]])
+runs = pd.json_normalize(files.read_lines(ROWS)).set_index(["method", "seed"])
+for name in ("before.greedy", "before.sampled", "after.greedy", "after.sampled"):
+    runs[name] = runs[name].str[0].astype(float)  # without its error and count
+for steps in (slice(15, 25), slice(30, 40)):
+    means = [np.mean(rewards[steps]) for rewards in runs["reward"]]
+    runs[f"reward in training, steps {steps.start + 1}-{steps.stop}"] = means
+numbers = runs.select_dtypes("number").groupby("method").agg(["mean", "min", "max"])
+print(numbers.round(3).T.to_string())

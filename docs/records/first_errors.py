@@ -12,13 +12,13 @@ import torch
 
 from credit.tokens import tokens_of
 from fast.rollout import fast_rollout
+from harness import parallel
 from harness.config import parse_train
 from harness.launch import resolve
-from harness.parallel import Ranks
 from harness.prepare import load_parts
 
 config = resolve(parse_train("--model runs/words-shear-1/start --task words".split()))
-parts = load_parts(config, Ranks(0, 1, torch.device("cpu")))
+parts = load_parts(config, parallel.join("cpu"))
 task = parts.task
 found = Counter()
 torch.manual_seed(1)

@@ -6,7 +6,7 @@ Run: `python -m docs.records.memory_table`.
 from transformers import Qwen2Config
 
 from harness import memory
-from harness.config import parse_train, with_values
+from harness.config import PAPER, with_values
 
 large = Qwen2Config(
     num_hidden_layers=28,
@@ -33,7 +33,6 @@ for model, gpus, lora_rank in (
     (small, 1, 16),
     (large, 1, 16),
 ):
-    flags = parse_train(["--model", "M", "--dtype", "bfloat16", "--lora-rank", str(lora_rank)])
-    flags = with_values(flags, {"device": "cuda"})  # also where there is none
-    gb = memory.predict(model, flags, gpus, room=80)
+    values = {"device": "cuda", "dtype": "bfloat16", "lora_rank": lora_rank}
+    gb = memory.predict(model, with_values(PAPER, values), gpus, room=80)
     print(" | ".join(f"{gb[phase]:.1f}" for phase in ("sampling", "training", "resident")))

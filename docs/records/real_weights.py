@@ -3,20 +3,19 @@
 Run: `python -m docs.records.real_weights`.
 """
 
-import json
 from pathlib import Path
 
 import numpy as np
 from scipy import stats
 
-from harness import tables
+from harness import files, tables
 from studies import compare, diagnose, figures
 
 RECORDS = Path(__file__).parent
 RULES = ["grpo", "shear", "position", "grpo-wrong-.39"]
 
-where_credit_goes = json.loads((RECORDS / "real-weights.json").read_text())
-of_the_paper = json.loads((RECORDS / "real-weights-figures.json").read_text())
+where_credit_goes = files.read_settings(RECORDS / "real-weights.json")
+of_the_paper = files.read_settings(RECORDS / "real-weights-figures.json")
 for lines in (diagnose.truth_lines(where_credit_goes), diagnose.summary(of_the_paper)):
     print("\n".join(lines[: lines.index("") + 1]))
 
@@ -48,7 +47,4 @@ for rule in RULES:
     table.append(row)
 print("\n".join(tables.markdown(table)))
 figures.reward_curves(curves, RECORDS / "real-weights-curves.svg")
-around = {}
-for name in ("shear", "position", "entropy"):
-    around[name] = where_credit_goes["methods"][name]["around"]
-figures.weight_around_error(around, RECORDS / "around-error.svg")
+figures.weight_around_error(where_credit_goes["methods"], RECORDS / "around-error.svg")
