@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from credit.table import METHODS, MIXTURE, Method, method_of, options_of
-from tasks.settings import Count, NotNegative, OptionalText, Positive, number, spec
+from tasks.settings import Count, OptionalText, Positive, number, spec
 
 
 def method_name(text: str) -> str:
@@ -19,7 +19,6 @@ def method_name(text: str) -> str:
     return text
 
 
-MethodName = Annotated[str, spec("NAME", method_name)]
 ENTRIES = METHODS | {"FIRST+SECOND": MIXTURE}  # as the help shows them
 METHODS_HELP = "\n".join(
     ["Credit-assignment method:", *(f"{name}: {entry.about}." for name, entry in ENTRIES.items())]
@@ -39,11 +38,11 @@ def options_help() -> str:
 class Credit:
     """How a response's advantage is distributed over its tokens."""
 
-    method: Annotated[MethodName, tyro.conf.arg(help=METHODS_HELP)] = "shear"
+    method: Annotated[str, spec("NAME", method_name), tyro.conf.arg(help=METHODS_HELP)] = "shear"
     method_option: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=options_help())
     ] = ()
-    negative_scale: NotNegative = 1.0
+    negative_scale: Annotated[float, number(float, 0)] = 1.0
     """Factor on the advantages of wrong responses."""
     rescale: Literal["none", "mean1"] = "none"
     """Rescaling of the weights; mean1: divide each group's weights by their mean."""

@@ -51,17 +51,12 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Config = TypeVar("Config", bound="DataclassInstance")
-Text = Annotated[str, spec("TEXT", str)]
 Texts = Annotated[tuple[str, ...], several(spec("TEXT", str))]
 Seed = Annotated[int, number(int, 0, 2**32 - 1)]
-OptionalSeed = Annotated[int | None, number(int, 0, 2**32 - 1)]
 Seeds = Annotated[tuple[int, ...], several(number(int, 0, 2**32 - 1))]
 Counts = Annotated[tuple[int, ...], several(number(int, 1, 10**6))]
-GroupSize = Annotated[int, number(int, 2, 4096)]
 GroupSizes = Annotated[tuple[int, ...], several(number(int, 2, 4096))]
 Ranks = Annotated[int, number(int, 0, 4096)]
-OptionalSetSize = Annotated[int | None, number(int, 1, 10**5)]
-OptionalToyLines = Annotated[int | None, number(int, 1, 8)]
 PathFlag = Annotated[Path, spec("PATH", Path)]
 TRACKERS = "wandb", "trackio", "tensorboard"
 # What a resumed run may change: its length, what it saves and measures on the way, how fast it
@@ -83,7 +78,7 @@ class Sampling:
 
     prompts_per_step: SetSize = 512
     """Problems sampled per step."""
-    rollouts_per_prompt: GroupSize = 8
+    rollouts_per_prompt: Annotated[int, number(int, 2, 4096)] = 8
     """Responses per problem: the group size G."""
     max_tokens: Natural = 3000
     """Maximum response length in tokens; 0: as long as an answer needs (embedded only)."""
@@ -180,7 +175,7 @@ class TrainConfig:
     """Hugging Face folder or hub id, .gguf file, or smollm2; by default embedded makes a model."""
     seed: Seed = 0
     """Random seed of problems, new weights, sampling and shuffling."""
-    out: Text = "runs"
+    out: Annotated[str, spec("TEXT", str)] = "runs"
     """Folder for runs."""
     name: OptionalText = None
     """Name of this run's folder in --out; default: task, method and the next free number."""
@@ -447,11 +442,11 @@ class Protocol:
 class Embedded:
     """Problems of the embedded task; default: those of the run that trained the model."""
 
-    toy_lines: OptionalToyLines = None
+    toy_lines: Annotated[int | None, number(int, 1, 8)] = None
     """Definitions per problem."""
-    heldout: OptionalSetSize = None
+    heldout: Annotated[int | None, number(int, 1, 10**5)] = None
     """Number of problems."""
-    seed: Annotated[OptionalSeed, tyro.conf.arg(name="toy-seed")] = None
+    seed: Annotated[int | None, number(int, 0, 2**32 - 1), tyro.conf.arg(name="toy-seed")] = None
     """Seed that makes the problems."""
 
 

@@ -113,10 +113,8 @@ def several(one: PrimitiveConstructorSpec) -> PrimitiveConstructorSpec:
 Count = Annotated[int, number(int, 1, 10**6)]
 Natural = Annotated[int, number(int, 0, 10**6)]
 Positive = Annotated[float, number(float, 1e-30)]
-NotNegative = Annotated[float, number(float, 0)]
 OptionalText = Annotated[str | None, spec("TEXT", str)]
 SetSize = Annotated[int, number(int, 1, 10**5)]
-ToyLines = Annotated[int, number(int, 1, 8)]
 Seconds = Annotated[float | None, number(float, 1e-3, 86_400)]  # a day at most
 Template = Literal["auto", "qwen-math", "chat", "plain"]
 Sandbox = Literal["auto", "strict", "process"]  # `grading.sandbox.LEVELS`
@@ -134,7 +132,7 @@ class Problems:
     """
     heldout: SetSize = 64
     """Number of problems held out of training; each is answered greedily."""
-    toy_lines: ToyLines = 5
+    toy_lines: Annotated[int, number(int, 1, 8)] = 5
     """Embedded task: definitions per problem."""
     toy_width: Annotated[int, number(int, 8, 4096)] = 128
     """Embedded task: hidden size of the model that is made."""
