@@ -16,15 +16,14 @@ to one held-out problem before and after training (before.jsonl, after.jsonl) st
 The page is `page.html` with its placeholders filled: one file that loads nothing. Responses of
 models are treated as hostile. The page holds them as JSON without <, > and &; its script makes text
 nodes and attributes of them, never markup; a Content-Security-Policy admits only the file's own
-script and style, by their hashes. Only the group that is shown is built.
+script and style, by their hashes, which stand in page.html and which tests/test_page.py computes.
+Only the group that is shown is built.
 
 Left out: `response`, because weights belong to tokens (a character split over several tokens
 therefore shows as replacement marks), and `tests`, which can be large. Averages over a whole run
 are in `harness/report.py` and `credit/measures.py`.
 """
 
-import base64
-import hashlib
 import html
 import itertools
 import re
@@ -93,9 +92,6 @@ def as_html(groups: list[list[dict]], title: str, task: str = "") -> str:
     """
     frame = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     fillings = dict(title=html.escape(title), task=html.escape(task), data=groups_as_json(groups))
-    for tag in ("script", "style"):
-        text = frame.partition(f"<{tag}>")[2].partition(f"</{tag}>")[0]
-        fillings[f"{tag}_hash"] = hash_of(text)
     # One pass, so that a placeholder's name in a model's response stays text.
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: fillings[match[1]], frame)
     return page.encode("ascii", "xmlcharrefreplace").decode()
@@ -113,8 +109,3 @@ def groups_as_json(groups: list[list[dict]]) -> str:
     for mark in "<>&":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
     return text
-
-
-def hash_of(text: str) -> str:
-    """The hash by which a Content-Security-Policy admits an inline script or style."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
