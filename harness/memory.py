@@ -77,12 +77,7 @@ def parameters(config: PreTrainedConfig, rank: int = 0) -> tuple[int, int]:
         model = AutoModelForCausalLM.from_config(config)
         if rank:
             lora.add(model, rank, seed=0)
-    total = 0
-    trained = 0
-    for parameter in model.parameters():  # tied weights count once
-        total += parameter.numel()
-        trained += parameter.numel() * parameter.requires_grad
-    return total, trained
+    return model.num_parameters(), model.num_parameters(only_trainable=True)  # tied ones once
 
 
 def plan(model_config: PreTrainedConfig, config: TrainConfig, ranks: Ranks) -> list[str]:

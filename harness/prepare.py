@@ -106,7 +106,7 @@ def describe(
     device: str = config.machine.device
     if device == "cpu" and torch.backends.mps.is_available():
         device = "cpu (not mps, which has no float64)"
-    size = f"{sum(p.numel() for p in model.parameters()):,} parameters, context {context_of(model)}"
+    size = f"{model.num_parameters():,} parameters, context {context_of(model)}"
     notes = [
         f"{ranks.world} rank(s) on {device}, {numbers}, {threads}",
         f"model {config.model or 'made here'}: {type(model).__name__}, {size}",
