@@ -35,7 +35,7 @@ has (`lora.save_merged` merges it).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import accumulate, pairwise
 
@@ -167,7 +167,7 @@ def agreement(lines: list[dict], methods: list[str]) -> dict[str, dict[str, floa
 
 
 def against_truth(
-    methods: Sequence[str],
+    methods: Iterable[str],
     options: tuple[str, ...],
     context: Context,
     batches: list[Batch],

@@ -129,14 +129,6 @@ PAPER = {
 @run_command(memory="lower --micro-tokens, --generate-batch or --rollouts-per-prompt")
 def main(argv: list[str] | None = None) -> None:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
-    flags, config = parse_diagnose(argv)
-    ranks = parallel.join(config.machine.device, config.machine.threads)
-    with files.locked_folder(flags.out, ranks, "config.json"):
-        diagnose(flags, config, ranks)
-
-
-def parse_diagnose(argv: Sequence[str] | None) -> tuple[Diagnose, TrainConfig]:
-    """This command's flags, and train.py's configuration; raises BadInput."""
     flags, others = parse_study(Diagnose, argv)
     config = parse_train(others)
     refuse_flags(config, REFUSED, "diagnose trains nothing and compares all methods")
@@ -148,7 +140,9 @@ def parse_diagnose(argv: Sequence[str] | None) -> tuple[Diagnose, TrainConfig]:
     if not flags.rollouts and flags.groups > heldout:
         exceeds = f"exceeds --heldout {heldout}; lower it, or raise --heldout"
         raise BadInput(f"--groups {flags.groups} {exceeds}")
-    return flags, config
+    ranks = parallel.join(config.machine.device, config.machine.threads)
+    with files.locked_folder(flags.out, ranks, "config.json"):
+        diagnose(flags, config, ranks)
 
 
 def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
@@ -185,7 +179,7 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
     files.write_rows(out / "samples.jsonl", read.samples)
     results |= of_prefixes(out, span_table(mixed, read.closest), left_out)
     if task.first_error:
-        methods = list(flags.methods or METHODS)
+        methods = flags.methods or METHODS
         options = config.credit.method_option  # SHEAR's
         results |= against_truth(methods, options, context, read.batches, read.signals, left_out)
     else:

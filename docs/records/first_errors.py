@@ -11,14 +11,10 @@ from collections import Counter
 import torch
 
 from credit.tokens import tokens_of
+from docs.records.words_start import load_start
 from fast.rollout import fast_rollout
-from harness import parallel
-from harness.config import parse_train
-from harness.launch import resolve
-from harness.prepare import load_parts
 
-config = resolve(parse_train("--model runs/words-shear-1/start --task words".split()))
-parts = load_parts(config, parallel.join("cpu"))
+parts = load_start()
 task = parts.task
 found = Counter()
 torch.manual_seed(1)

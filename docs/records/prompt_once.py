@@ -10,17 +10,14 @@ import time
 
 import torch
 
+from docs.records.words_start import load_start
 from fast import packing
 from fast.rollout import fast_rollout
 from grpo import Policy, score
-from harness import parallel
-from harness.config import parse_train
-from harness.launch import resolve
-from harness.prepare import load_parts
 
-config = resolve(parse_train("--model runs/words-shear-1/start --task words".split()))
-parts = load_parts(config, parallel.join("cpu", threads=1))
+parts = load_start()
 policy = Policy(parts.model, layout=packing.packing_of(parts.model))
+torch.set_num_threads(1)
 torch.manual_seed(1)
 prompts = [parts.task.prompt(problem) for problem in parts.task.train[:4]]
 rollouts = fast_rollout(parts.model, parts.tokenizer, prompts, 8, max_tokens=128, temperature=1.0)
