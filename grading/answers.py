@@ -165,15 +165,16 @@ def compare(answer: str, gold: str) -> str:
 
     Both are LaTeX without a box around them.
     """
+    same_words = _words(answer) == _words(gold)
     if ":" in gold and ":" in answer and "=" not in gold:
-        return "correct" if _words(answer) == _words(gold) else "wrong"
+        return "correct" if same_words else "wrong"
     is_text = re.search(UPRIGHT + "|^[A-Za-z ]{3,}$", gold)
-    if is_text and _words(answer) == _words(gold):
-        return "correct"
-    if answer.replace(", ", ",") == gold.replace(", ", ","):  # 100,200 may be a list
-        return "correct"
     choice = re.fullmatch(CHOICE, answer)
-    if choice and choice[1].casefold() == _words(gold):  # (C) 12 is right for C
+    if (
+        (is_text and same_words)
+        or answer.replace(", ", ",") == gold.replace(", ", ",")  # 100,200 may be a list
+        or (choice and choice[1].casefold() == _words(gold))  # (C) 12 is right for C
+    ):
         return "correct"
     answer, gold = _normalise(answer), _normalise(gold)
     column = re.fullmatch(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}", gold)
