@@ -43,8 +43,7 @@ UNICODE = str.maketrans(
      "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ", "…": r"\ldots ",
      "≈": r"\approx ", "≡": r"\equiv ", "′": "'", "½": r"\frac12", "¼": r"\frac14",
      "¾": r"\frac34", "⅓": r"\frac13", "⅔": r"\frac23"}
-    | dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-", strict=True))
-)  # fmt: skip
+) | str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")  # fmt: skip
 UPRIGHT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf|tt)|boldsymbol|bm|[mh]box)\s*\{"
 # What a word after a number multiplies it with.
 FACTORS = {
