@@ -83,7 +83,7 @@ def teach(
     """
 
     def share_of_lr(step: int) -> float:
-        return min(1.0, (step + 1) / rise, max(1, steps - step) / max(1, steps // 5))
+        return min(1.0, (step + 1) / rise, (steps - step) / max(1, steps // 5))
 
     optimizer = torch.optim.Adam(model.parameters(), lr=lr, betas=(0.9, 0.99))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, share_of_lr)

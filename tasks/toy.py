@@ -145,16 +145,10 @@ def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str
 
     A careless one makes mistakes and continues from the wrong values.
     """
-    todo = _definitions(problem["problem"])
     values = dict(DIGIT_VALUES)
     response = ""
-    while todo:
-        ready = []
-        for label, (left, _, right) in todo.items():
-            if left in values and right in values:
-                ready.append(label)
-        label = rng.choice(ready)
-        left, op, right = todo.pop(label)
+    for label, (left, op, right) in _definitions(problem["problem"]).items():
+        rng.randrange(1)  # always 0; without this draw a seed would not repeat recorded runs
         work, values[label] = _work(op, values[left], values[right], rng, careless)
         response += f"{label}={left}{op}{right}={work}={values[label]}\n"
     return response + rf"\boxed{{{values[label]}}}"
