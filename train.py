@@ -40,6 +40,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit.batch import Batch
+from credit.measures import reason_shares, step_metrics
 from credit.methods import assign_credit
 from grpo import policy_loss
 from harness import checkpoint, parallel, report
@@ -59,7 +60,6 @@ from harness.run import (
     sample_and_grade,
     seed_of,
 )
-from rewards import rewards_of
 
 
 @run_command(
@@ -167,7 +167,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     samples = report.sample_rows(step, run.tokenizer, run.task, batch, weights)
     metrics = (
         {"step": step + 1}
-        | report.step_metrics(batch, run.task, run.tokenizer)
+        | step_metrics(batch, run.task, run.tokenizer)
         | updates
         | {"seconds": clock.laps}
     )
@@ -295,20 +295,19 @@ def evaluate(run: Run, step: int) -> dict:
     with report.show_progress(run.actor.model, most, ranks.main):
         _, greedy = sample_and_grade(run, heldout, count=1, temperature=0.0, clock=clock)
         rollouts, verdicts = sample_and_grade(run, problems, group_size, temperature, clock)
-    right = rewards_of(parallel.gather_items(greedy, ranks))  # (problems,)
     credited = {}
     if task.first_error:
         batch = Batch.of(rollouts, verdicts, problems)
         blocks = credited_blocks(run, batch, step, clock)
         batch = Batch.cat(parallel.gather_items(blocks, ranks))
         credited = report.credit_vs_first_error(run.tokenizer, task, batch, config.credit.method)
+    greedy = parallel.gather_items(greedy, ranks)
     verdicts = parallel.gather_items(verdicts, ranks)
-    accuracies = report.accuracies(right, rewards_of(verdicts).reshape(-1, group_size))
     length = statistics.median(parallel.gather_items(rollouts.mask.sum(1).tolist(), ranks))
     return (
-        accuracies
+        report.accuracies(greedy, verdicts, group_size)
         | {"length": length}
-        | report.reason_shares([verdict.reason for verdict in verdicts])
+        | reason_shares([verdict.reason for verdict in verdicts])
         | credited
     )
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from credit.measures import effective_weights
 from credit.reward_model import RewardModel
 from credit.settings import Shear
 from credit.shear_settings import ClosestSpan
+from credit.tokens import tokens_of
 from grpo import Policy, Rollouts, Scores, cat_padded, group_advantages, score, to_padded
 from rewards import Verdict, rewards_of
+from tasks.lessons import FirstError
 from tasks.problems import Task
 
 BLOCK_TOKENS = 2**15  # response tokens per block; their states take 235 MB at 3,584 bfloat16s
@@ -49,6 +50,15 @@ class Context:
             micro_tokens=self.micro_tokens,
             keep_hidden=keep_hidden,
         )
+
+
+def effective_weights(token_advantages: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """What each token's advantage was multiplied by, (B, T).
+
+    It is 1 where A = 0, and 0 outside of the mask.
+    """
+    scale = advantages[:, None]
+    return torch.where(scale != 0, token_advantages / scale, 1.0) * mask
 
 
 @dataclass
@@ -198,3 +208,26 @@ class Batch:
     def problem_of(self, row: int) -> dict:
         """The problem of a rollout."""
         return self.problems[row // self.group_size]
+
+    def true_errors(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> Tensor:
+        """Where the first wrong step of each wrong rollout starts and ends, (B, 2) int64.
+
+        It is -1 if it is not known, or if A is 0.
+        """
+        places = torch.full((len(self.advantages), 2), -1, device=self.advantages.device)
+        for row in ((self.advantages != 0) & ~self.correct).nonzero().flatten().tolist():
+            error = self.true_error(row, task, tokenizer)
+            if error:
+                places[row] = places.new_tensor([error.token, error.end])
+        return places
+
+    def true_error(
+        self, row: int, task: Task, tokenizer: PreTrainedTokenizerBase
+    ) -> FirstError | None:
+        """The first wrong step of a rollout, None if the task knows none."""
+        if not task.first_error:
+            return None
+        tokens = tokens_of(tokenizer, self.rollouts, row)
+        return task.first_error(
+            self.problem_of(row), tokens if self.rollouts.truncated[row] else tokens[:-1]
+        )

@@ -1,6 +1,6 @@
 """Where credit went: how strong, how concentrated and how well placed it is, for any method.
 
-    effective_weights  what each token's advantage was multiplied by
+    step_metrics       a step's rewards, lengths and credit, as metrics.jsonl has them
     concentration      mean weight, effective share of tokens, Gini, mass of the top tenth, signs
     localisation       weights against the true first wrong step, where a task knows it
     weight_by_side     their means before the first error and from it on, which costs little
@@ -19,6 +19,10 @@ import numpy as np
 import torch
 from scipy.stats import rankdata
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from credit.batch import Batch, effective_weights
+from tasks.problems import Task
 
 
 def positions(mask: Tensor) -> Tensor:
@@ -47,15 +51,6 @@ def standardise(values: Tensor, mask: Tensor, group_size: int) -> Tensor:
     """Values (B, T) minus the mean over their group's tokens, divided by the standard deviation."""
     mean, std = group_moments(values, mask, group_size)
     return (values - mean) / std.clamp_min(1e-8)
-
-
-def effective_weights(token_advantages: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """What each token's advantage was multiplied by, (B, T).
-
-    It is 1 where A = 0, and 0 outside of the mask.
-    """
-    scale = advantages[:, None]
-    return torch.where(scale != 0, token_advantages / scale, 1.0) * mask
 
 
 def concentration(token_advantages: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, float]:
@@ -207,3 +202,34 @@ def auc(high: np.ndarray, low: np.ndarray) -> float | None:
         return None
     ranks = rankdata(np.concatenate([high, low]))[: len(high)]
     return float((ranks.mean() - (len(high) + 1) / 2) / len(low))
+
+
+# ---- of a step -----------------------------------------------------------------------------------
+
+
+def step_metrics(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
+    """Metrics of a step's rollouts and credit; by first errors, too, where the task knows them."""
+    mask = batch.mask
+    rewards = batch.rewards.cpu().numpy()
+    groups = rewards.reshape(-1, batch.group_size)
+    equal = (batch.advantages.view(-1, batch.group_size) == 0).all(1)
+    by_side = {}
+    if task.first_error:
+        errors = batch.true_errors(task, tokenizer)[:, 0]  # (B,)
+        by_side = weight_by_side(batch.weights, mask, errors)
+    metrics = {
+        "reward": float(np.nanmean(rewards)),
+        "solved": float((np.nan_to_num(groups).max(1) > 0.5).mean()),
+        "equal_groups": equal.float().mean().item(),
+        "infra_errors": int(np.isnan(rewards).sum()),  # without a verdict; they left their groups
+        "length": mask.sum(1).float().mean().item(),
+        "truncated": batch.rollouts.truncated.float().mean().item(),
+        "entropy": batch.entropies[mask].mean().item(),
+    }
+    spread = concentration(batch.token_advantages, batch.advantages, mask)
+    return reason_shares(batch.reasons) | metrics | spread | by_side | batch.metrics
+
+
+def reason_shares(reasons: list[str]) -> dict[str, float]:
+    """The shares of responses without a verdict of right or wrong, by reason."""
+    return {name: reasons.count(name) / len(reasons) for name in ("truncated", "no_answer")}

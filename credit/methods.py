@@ -19,20 +19,16 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from credit import reward_model, salience
-from credit.batch import Batch, Context
+from credit.batch import Batch, Context, effective_weights
 from credit.hindsight import dasd, hsd, iw_opd, rlsd, scapo, sdpo, serl
-from credit.measures import effective_weights, group_moments, positions, standardise
+from credit.measures import group_moments, positions, standardise
 from credit.settings import Credit
 from credit.shear_settings import closest_by_rollout, group_weights
-from credit.tokens import tokens_of
 from credit.values import bipace, kgae
 from grpo import Rollouts
 from shear import mean_norm
-from tasks.lessons import FirstError
-from tasks.problems import Task
 
 
 def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
@@ -404,38 +400,13 @@ def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) 
 # ---- controls ------------------------------------------------------------------------------------
 
 
-def true_errors(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-    """Where the first wrong step of each wrong rollout starts and ends, (B, 2) int64.
-
-    It is -1 if it is not known, or if A is 0.
-    """
-    places = torch.full((len(batch.advantages), 2), -1, device=batch.advantages.device)
-    for row in ((batch.advantages != 0) & ~batch.correct).nonzero().flatten().tolist():
-        error = true_error(batch, row, task, tokenizer)
-        if error:
-            places[row] = places.new_tensor([error.token, error.end])
-    return places
-
-
-def true_error(
-    batch: Batch, row: int, task: Task, tokenizer: PreTrainedTokenizerBase
-) -> FirstError | None:
-    """The first wrong step of a rollout, None if the task knows none."""
-    if not task.first_error:
-        return None
-    tokens = tokens_of(tokenizer, batch.rollouts, row)
-    return task.first_error(
-        batch.problem_of(row), tokens if batch.rollouts.truncated[row] else tokens[:-1]
-    )
-
-
 def oracle(batch: Batch, context: Context) -> Tensor:
     """A_t = A in right rollouts; in wrong ones only on the true first wrong step, 0 elsewhere.
 
     It is what the best locator could give.
     """
     position = positions(batch.mask)  # (B, T)
-    places = true_errors(batch, context.task, context.tokenizer)
+    places = batch.true_errors(context.task, context.tokenizer)
     start, end = places[:, :1], places[:, 1:]  # (B, 1), (B, 1)
     return batch.A * (((position >= start) & (position < end)) | (start < 0))
 
@@ -453,7 +424,7 @@ def cliff(batch: Batch, context: Context, *, prefix: float) -> Tensor:
     right = batch.correct[:, None]  # (B, 1)
     mu, _ = group_moments(right, ~batch.rewards[:, None].isnan(), batch.group_size)
     sigma = (mu * (1 - mu)).sqrt()
-    start = true_errors(batch, context.task, context.tokenizer)[:, :1]  # (B, 1)
+    start = batch.true_errors(context.task, context.tokenizer)[:, :1]  # (B, 1)
     before = positions(mask) < start  # (B, T)
     good = torch.where(right, 1.0, prefix) * (1 - mu)  # (B, 1)
     credit = torch.where(right | before, good, -mu) / sigma  # (B, T)

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -24,8 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import ModelOutput
 
 from credit.batch import Batch
-from credit.measures import concentration, localisation, weight_by_side
-from credit.methods import true_error, true_errors
+from credit.measures import localisation
 from credit.settings import Credit, Shear
 from credit.tokens import tokens_of
 from grpo import Rollouts
@@ -34,6 +32,7 @@ from harness.config import TrainConfig, flat
 from harness.page import write_page
 from harness.parallel import Ranks, together
 from harness.tables import mean_and_error, percent
+from rewards import Verdict, rewards_of
 from shear import span_bounds
 from tasks.lessons import SILENCE
 from tasks.problems import Task
@@ -147,29 +146,6 @@ def wrap(text: str) -> str:
     )
 
 
-def step_metrics(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
-    """Metrics of a step's rollouts and credit; by first errors, too, where the task knows them."""
-    mask = batch.mask
-    rewards = batch.rewards.cpu().numpy()
-    groups = rewards.reshape(-1, batch.group_size)
-    equal = (batch.advantages.view(-1, batch.group_size) == 0).all(1)
-    by_side = {}
-    if task.first_error:
-        errors = true_errors(batch, task, tokenizer)[:, 0]  # (B,)
-        by_side = weight_by_side(batch.weights, mask, errors)
-    metrics = {
-        "reward": float(np.nanmean(rewards)),
-        "solved": float((np.nan_to_num(groups).max(1) > 0.5).mean()),
-        "equal_groups": equal.float().mean().item(),
-        "infra_errors": int(np.isnan(rewards).sum()),  # without a verdict; they left their groups
-        "length": mask.sum(1).float().mean().item(),
-        "truncated": batch.rollouts.truncated.float().mean().item(),
-        "entropy": batch.entropies[mask].mean().item(),
-    }
-    spread = concentration(batch.token_advantages, batch.advantages, mask)
-    return reason_shares(batch.reasons) | metrics | spread | by_side | batch.metrics
-
-
 def step_lines(m: dict, steps: int, shown: int) -> list[str]:
     """A step's row after `shown` others, with the lines above and below it."""
     place = f"{m['step']}/{steps}"
@@ -216,7 +192,7 @@ def sample_rows(
             "response": batch.rollouts.texts[row],
             "score": batch.rewards[row].item(),
             "reason": batch.reasons[row],
-            "first_error": true_error(batch, row, task, tokenizer),
+            "first_error": batch.true_error(row, task, tokenizer),
             "advantage": batch.advantages[row].item(),
             "tokens": tokens_of(tokenizer, batch.rollouts, row),
             "weights": {},
@@ -261,7 +237,7 @@ def credit_vs_first_error(
     Also returns an example to print, and the first group's rows for the page. That group's problem
     is the same before and after training.
     """
-    wrong_step = true_errors(batch, task, tokenizer)  # (B, 2)
+    wrong_step = batch.true_errors(task, tokenizer)  # (B, 2)
     return {
         "localisation": localisation(batch.weights, batch.mask, wrong_step) or {},
         "example": worked_example(tokenizer, batch.rollouts, batch.weights, wrong_step[:, 0]),
@@ -269,16 +245,19 @@ def credit_vs_first_error(
     }
 
 
-def accuracies(greedy: np.ndarray, sampled: np.ndarray) -> dict[str, tuple[float, float, int]]:
-    """Mean, standard error and number of verdicts of greedy and of sampled rewards.
+def accuracies(
+    greedy: list[Verdict], sampled: list[Verdict], group_size: int
+) -> dict[str, tuple[float, float, int]]:
+    """Mean, standard error and number of verdicts of greedy and of sampled responses.
 
-    `greedy` is (problems,). `sampled` is (problems, G); its error is clustered by problem.
+    The sampled ones of a problem are adjacent; their error is clustered by problem.
     """
-    alone = pd.Series(greedy)
-    by_problem = pd.DataFrame(sampled).mean(axis=1)
+    alone = pd.Series(rewards_of(greedy))
+    groups = pd.DataFrame(rewards_of(sampled).reshape(-1, group_size))  # (problems, G)
+    by_problem = groups.mean(axis=1)
     return {
         "greedy": (alone.mean(), alone.sem(), int(alone.count())),
-        "sampled": (by_problem.mean(), by_problem.sem(), int(np.isfinite(sampled).sum())),
+        "sampled": (by_problem.mean(), by_problem.sem(), int(groups.count().sum())),
     }
 
 
@@ -368,11 +347,6 @@ def step_log(
     yield log
     if tracker:
         tracker.finish()  # not after an error: wandb then ends with Python, and knows its status
-
-
-def reason_shares(reasons: list[str]) -> dict[str, float]:
-    """The shares of responses without a verdict of right or wrong, by reason."""
-    return {name: reasons.count(name) / len(reasons) for name in ("truncated", "no_answer")}
 
 
 def print_no_signal(reward: float, found: dict) -> None:

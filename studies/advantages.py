@@ -46,17 +46,16 @@ from scipy import stats
 from torch import Tensor
 from tqdm import tqdm
 
-from credit.batch import Batch, Context
+from credit.batch import Batch, Context, effective_weights
 from credit.measures import (
     around,
     auc,
-    effective_weights,
     localisation,
     peak,
     positions,
     shares_by_part,
 )
-from credit.methods import assign_credit, true_errors
+from credit.methods import assign_credit
 from credit.settings import Credit, Shear
 from credit.table import METHODS, NEEDS
 from grpo import cat_padded
@@ -77,7 +76,7 @@ def weights_of(batch: Batch, context: Context, credit: Credit) -> Tensor:
     """What a method multiplies each token's advantage by, (G, T)."""
     torch.manual_seed(context.seed)
     credited = assign_credit(batch, context, credit)  # (G, T)
-    return effective_weights(credited, batch.advantages, batch.rollouts.mask)
+    return effective_weights(credited, batch.advantages, batch.mask)
 
 
 # ---- true advantages -----------------------------------------------------------------------------
@@ -182,7 +181,7 @@ def against_truth(
     """
     task = context.task
     shear = context.shear
-    errors = torch.cat([true_errors(batch, task, context.tokenizer) for batch in batches])  # (B, 2)
+    errors = torch.cat([batch.true_errors(task, context.tokenizer) for batch in batches])  # (B, 2)
     errors = torch.where(errors[:, :1] > 0, errors, -1)
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
     if localisation(mask.float(), mask, errors) is None:

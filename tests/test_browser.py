@@ -13,7 +13,7 @@ import pytest
 import torch
 from made import GOOD, HOSTILE, Numbers, cases, long_group, made_batch, page_row, without_text
 
-from credit.measures import effective_weights
+from credit.batch import effective_weights
 from credit.methods import oracle
 from credit.settings import Shear
 from credit.shear_settings import closest_by_rollout, group_weights

@@ -17,9 +17,8 @@ from made import Numbers, adapted, assert_near, drawn_batch, made_batch, widened
 from torch.testing import assert_close
 
 from credit import hindsight, methods, salience
-from credit.batch import Batch, Context
-from credit.measures import effective_weights
-from credit.methods import assign_credit, true_errors
+from credit.batch import Batch, Context, effective_weights
+from credit.methods import assign_credit
 from credit.salience import Answer, outcome_weights
 from credit.table import METHODS, method_of, methods_needing
 from grpo import Policy, group_advantages, score, to_padded
@@ -841,7 +840,7 @@ def test_true_errors_and_the_oracle(told):
     rollouts = with_a_stop(told.tokenizer, [problem["problem"]] * 4, texts)
     batch = made_batch(torch.tensor([1.0, 0, 0, 1]), rollouts, 4, problems=[problem])
     batch = replace(told, **vars(batch))
-    places = true_errors(batch, told.task, told.tokenizer)
+    places = batch.true_errors(told.task, told.tokenizer)
     assert places.tolist() == [[-1, -1], [0, 12], [-1, -1], [-1, -1]]
     expected = 1.0 * rollouts.mask
     expected[1, 12:] = 0

@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from credit.measures import concentration, effective_weights, localisation, weight_by_side
+from credit.batch import effective_weights
+from credit.measures import concentration, localisation, weight_by_side
 
 
 def test_effective_weights_are_what_multiplied_the_advantage():

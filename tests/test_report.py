@@ -12,6 +12,7 @@ import torch
 from made import ALONE, cases, configured, made_batch, text_of
 from transformers.modeling_outputs import CausalLMOutput
 
+from credit.measures import step_metrics
 from grpo import Rollouts, group_advantages
 from harness import files, report
 from rewards import grade_math
@@ -55,7 +56,7 @@ def test_step_metrics_are_those_of_the_batch(step):
     tokenizer, task, batch, weights = step
     error = toy.FirstError(12, "final", 16)
     knowing = dataclasses.replace(task, first_error=lambda problem, text: error)
-    metrics = report.step_metrics(batch, knowing, tokenizer)
+    metrics = step_metrics(batch, knowing, tokenizer)
     mixed = weights[2:, :16]
     expected = dict(reward=0.25, solved=0.5, equal_groups=0.5, length=16, truncated=0.25)
     expected |= dict(entropy=0.25, sign_changes=0, sinkhorn_error=0.5, weight_before=0.1)
@@ -63,12 +64,12 @@ def test_step_metrics_are_those_of_the_batch(step):
     expected |= dict(weight_after=0.9)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     assert 0.5 < metrics["ess"] < 1
-    unknown = report.step_metrics(batch, dataclasses.replace(task, first_error=None), tokenizer)
+    unknown = step_metrics(batch, dataclasses.replace(task, first_error=None), tokenizer)
     assert metrics.keys() - unknown.keys() == {"weight_before", "weight_after"}
     rewards = torch.tensor([math.nan, 0, 1, 0])  # one group, whose first rollout has no verdict
     parts = dict(rewards=rewards, advantages=group_advantages(rewards, 4), group_size=4)
     one = dataclasses.replace(batch, **parts, problems=batch.problems[:1])
-    of_one = report.step_metrics(one, knowing, tokenizer)
+    of_one = step_metrics(one, knowing, tokenizer)
     expected = dict(reward=1 / 3, equal_groups=0, infra_errors=1, solved=1)
     assert {name: of_one[name] for name in expected} == pytest.approx(expected)
 
