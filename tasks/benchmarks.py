@@ -47,7 +47,7 @@ class Benchmark:
     k: int  # samples per problem, as in the paper
     counts: tuple[int, ...]  # numbers of rows that its published files have
     repo: str
-    files: tuple[str, ...]  # patterns of names on the hub; the first that a file fits is used
+    files: str  # a pattern of their names on the hub
     # Returns {"problem", and "answer" or "tests"}, or None for a row of another set.
     # Raises KeyError for a column that the row lacks, ValueError for one that is wrong.
     read: Callable[[dict], dict | None]
@@ -176,16 +176,16 @@ def private_tests(text: str) -> list[dict]:
 
 # ---- the sets ------------------------------------------------------------------------------------
 
-TEST = ("*test*.parquet", "*test*.jsonl")
+TEST = "*test*.parquet"
 SETS = [
-    Benchmark("aime24", "math", 32, (90, 30), "AI-MO/aimo-validation-aime", ("*.parquet",),
+    Benchmark("aime24", "math", 32, (90, 30), "AI-MO/aimo-validation-aime", "*.parquet",
               aime24_row),
-    Benchmark("aime25", "math", 32, (30,), "opencompass/AIME2025", ("*.jsonl",), math_row),
+    Benchmark("aime25", "math", 32, (30,), "opencompass/AIME2025", "*.jsonl", math_row),
     Benchmark("amc23", "math", 8, (40,), "math-ai/amc23", TEST, math_row),
-    Benchmark("math500", "math", 1, (500,), "HuggingFaceH4/MATH-500", ("test.jsonl",), math_row),
+    Benchmark("math500", "math", 1, (500,), "HuggingFaceH4/MATH-500", "test.jsonl", math_row),
     # The hub's file has 674 rows, the copies that other projects evaluate on have 675.
     Benchmark("olympiadbench", "math", 1, (674, 675), "Hothan/OlympiadBench",
-              ("*OE_TO_maths_en_COMP*.parquet",), olympiad_row),
+              "*OE_TO_maths_en_COMP*.parquet", olympiad_row),
     Benchmark("humaneval", "code", 4, (164,), "openai/openai_humaneval", TEST, humaneval_row, 10.0),
     Benchmark("humaneval+", "code", 4, (164,), "evalplus/humanevalplus", TEST, humaneval_row, 30.0),
     Benchmark("mbpp", "code", 4, (378,), "evalplus/mbppplus", TEST,
@@ -193,8 +193,8 @@ SETS = [
     Benchmark("mbpp+", "code", 4, (378,), "evalplus/mbppplus", TEST,
               partial(mbpp_row, plus=True), 30.0),
     Benchmark("livecodebench", "code", 4, (175,), "livecodebench/code_generation_lite",
-              ("test6.jsonl",), livecodebench_row, 60.0, " to ".join(LCB_WINDOW)),
-    Benchmark("embedded", "embedded", 4, (), "toy.py", (), math_row),
+              "test6.jsonl", livecodebench_row, 60.0, " to ".join(LCB_WINDOW)),
+    Benchmark("embedded", "embedded", 4, (), "toy.py", "", math_row),
 ]  # fmt: skip
 BENCHMARKS = {benchmark.name: benchmark for benchmark in SETS}
 SUITES: dict[str, list[str]] = {"math": [], "code": [], "embedded": []}

@@ -350,7 +350,7 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
         repo, file, expected = HUB[kind]
         blame = f"--task {kind} without --data: {repo}"
         remedy = "give a local file or folder with --data"
-        source, _, rows = from_hub(repo, [file], f"{blame}/{file}", remedy)
+        source, _, rows = from_hub(repo, file, f"{blame}/{file}", remedy)
     else:
         source = data
         blame = f"--data {data}"

@@ -2,7 +2,7 @@
 
     read_rows(path)                         the rows of a local file or folder
     from_files(paths, blame)                source, revision and rows of local files
-    from_hub(repo, patterns, blame, remedy) source, revision and rows of a data set on the hub
+    from_hub(repo, pattern, blame, remedy)  source, revision and rows of a data set on the hub
 
 A file is a table (.parquet or .csv), a JSON list or JSON lines; JSON may be compressed (.gz). A
 folder holds such files, or was saved by `datasets`; of several splits "train" is read.
@@ -211,30 +211,18 @@ def from_files(paths: Sequence[str], blame: str) -> tuple[str, str, Iterable[dic
 # ---- the hub -------------------------------------------------------------------------------------
 
 
-def from_hub(
-    repo: str, patterns: Sequence[str], blame: str, remedy: str
-) -> tuple[str, str, Iterable[dict]]:
+def from_hub(repo: str, pattern: str, blame: str, remedy: str) -> tuple[str, str, Iterable[dict]]:
     """Source, commit and rows of a data set on the hub.
 
-    It reads the files that match the first of `patterns` that any file matches. Files stay on disk
-    once they are loaded. Raises BadInput, without delay if the hub is out of reach; its sentence
-    begins with `blame` and ends with `remedy`.
+    It reads the files whose names fit `pattern`, and they stay on disk. Raises BadInput, without
+    delay if the hub is out of reach; its sentence begins with `blame` and ends with `remedy`.
     """
     from huggingface_hub import snapshot_download  # imported late: slow, and rarely needed
 
     with bad_input_on_error(f"{blame} on the hub", remedy):
-        folder = Path(snapshot_download(repo, repo_type="dataset", allow_patterns=list(patterns)))
-        tables = [read_rows(path) for path in _matching(folder, patterns)]
-    return f"{repo} (hub)", folder.name[:12], itertools.chain.from_iterable(tables)
-
-
-def _matching(folder: Path, patterns: Sequence[str]) -> list[Path]:
-    """The files in a folder that match the first pattern that any file matches.
-
-    Raises FileNotFoundError if none matches.
-    """
-    for pattern in patterns:
+        folder = Path(snapshot_download(repo, repo_type="dataset", allow_patterns=pattern))
         paths = sorted(folder.rglob(pattern))
-        if paths:
-            return paths
-    raise FileNotFoundError(f"no file is named {' or '.join(patterns)}")
+        if not paths:
+            raise FileNotFoundError(f"no file is named {pattern}")
+        tables = [read_rows(path) for path in paths]
+    return f"{repo} (hub)", folder.name[:12], itertools.chain.from_iterable(tables)

@@ -228,7 +228,7 @@ def test_several_files_are_one_set_and_the_right_count_is_no_warning(tmp_path):
 
 
 def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeypatch):
-    """The first pattern that fits is used."""
+    """Other files of the folder are not read; a set without its file is refused."""
     row = PUBLISHED["humaneval"]["row"]
     folder = tmp_path / "abcdef0123456789"
     (folder / "data").mkdir(parents=True)
@@ -240,6 +240,9 @@ def test_the_hubs_files_are_found_by_pattern_with_their_commit(tmp_path, monkeyp
     loaded = load_benchmark("humaneval")
     assert (len(loaded.problems), loaded.revision) == (1, "abcdef012345")
     assert loaded.source == "openai/openai_humaneval (hub)"
+    with pytest.raises(BadInput, match=r"500 on the hub: .*no file is named test.jsonl.; give"):
+        (folder / "test.jsonl").unlink()
+        load_benchmark("math500")
 
 
 def test_bad_rows_are_one_sentence(load):

@@ -391,8 +391,8 @@ def fake_hub(monkeypatch, tmp_path):
 
     def download(repo_id, repo_type, allow_patterns):
         download.calls.append((repo_id, allow_patterns, repo_type))
-        (tmp_path / allow_patterns[0]).parent.mkdir(exist_ok=True)
-        Dataset.from_list(download.rows).to_parquet(tmp_path / allow_patterns[0])
+        (tmp_path / allow_patterns).parent.mkdir(exist_ok=True)
+        Dataset.from_list(download.rows).to_parquet(tmp_path / allow_patterns)
         return str(tmp_path)
 
     download.calls = []
@@ -408,7 +408,7 @@ def test_math_comes_from_the_hub(fake_hub):
     fake_hub.rows = [*ZOO, {"question": "?", "gt_answer": "", "answer": "", "level": 5}]
     problems, notes = load_problems("math", None)
     name = "hkust-nlp/SimpleRL-Zoo-Data"
-    assert fake_hub.calls == [(name, ["simplelr_qwen_level3to5/train.parquet"], "dataset")]
+    assert fake_hub.calls == [(name, "simplelr_qwen_level3to5/train.parquet", "dataset")]
     assert problems == [{"problem": row["question"], "answer": row["gt_answer"]} for row in ZOO]
     counts, dropped = notes
     assert counts.startswith(f"data {name} (hub): 8,523 of 8,523 rows of levels 3 to 5")
@@ -430,7 +430,7 @@ def test_code_comes_from_the_hub(fake_hub):
     calls = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [1, 2]}
     fake_hub.rows = [eurus("7", "math"), *bad, eurus(calls)]
     problems, (counts, few, dropped) = load_problems("code", None)
-    assert fake_hub.calls == [("PRIME-RL/Eurus-2-RL-Data", ["train.parquet"], "dataset")]
+    assert fake_hub.calls == [("PRIME-RL/Eurus-2-RL-Data", "train.parquet", "dataset")]
     assert problems == [{"problem": "Do it.", "tests": calls}]
     assert '7 of 8 rows of ability "code"' in counts
     assert few.startswith("WARNING: 7 problems") and "25,276 expected" in few
