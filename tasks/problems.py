@@ -81,7 +81,7 @@ PUBLISHED = {"gt_answer", "reward_model"}  # columns of sets from the hub
 FILTERS = {"math": "of levels 3 to 5, or of none", "code": 'of ability "code", or of none'}
 LOST = 0.1  # share of a prompt's characters that a tokenizer must not lose
 ROUND = 2**20  # steps, which no run takes
-LEVELS = re.compile(r"\D*[345](\.0)?")  # 4, "4", "Level 4"; not "Level ?"
+LEVELS = re.compile(r"(None)?|\D*[345](\.0)?")  # none, 4, "4", "Level 4"; not "Level ?"
 
 
 @dataclass(frozen=True)
@@ -385,7 +385,7 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
 def _is_wanted(row: dict, kind: str) -> bool:
     """Whether a row has no other level and no other task's ability."""
     level = _columns(row).get("level") if kind == "math" else None
-    if level not in (None, "") and not LEVELS.fullmatch(str(level)):  # a CSV has "" for none
+    if not LEVELS.fullmatch(str(level)):  # a CSV has "" for none
         return False
     ability = str(row.get("ability"))
     return ability == kind or ability not in REFERENCES

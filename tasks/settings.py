@@ -7,9 +7,9 @@
 This file imports no torch, so that `--help` answers at once.
 """
 
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
 from tyro.constructors import PrimitiveConstructorSpec
@@ -49,14 +49,14 @@ def read_number(kind: type[Number], low: float, high: float, text: str) -> Numbe
         value = kind(text)
     except ValueError as error:
         raise ValueError(f"must be of type {kind.__name__}") from error
-    if not low <= value <= high or not math.isfinite(value):  # False for NaN
+    if not low <= value <= high:  # NaN is not, either
         raise ValueError(f"must be from {low} to {high}")
     return value
 
 
 def number(kind: type, low: float, high: float = LARGE) -> PrimitiveConstructorSpec:
     """The type of a flag that takes a number within bounds."""
-    return spec(kind.__name__.upper(), lambda text: read_number(kind, low, high, text))
+    return spec(kind.__name__.upper(), partial(read_number, kind, low, high))
 
 
 def one_of(choices: Collection[str]) -> Callable[[str], str]:

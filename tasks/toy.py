@@ -259,7 +259,7 @@ def make_tokenizer() -> Qwen2Tokenizer:
         unk_token="<pad>",
         padding_side="left",
     )
-    tokenizer.add_tokens([AddedToken(r"\boxed{", normalized=False, special=False)])
+    tokenizer.add_tokens([AddedToken(r"\boxed{", normalized=False)])
     return tokenizer
 
 
@@ -284,10 +284,8 @@ def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:
         num_key_value_heads=2,
         intermediate_size=2 * width,
         max_position_embeddings=prompt + HINT_TOKENS + 2 * response_tokens(lines),
-        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0},
         initializer_range=0.05,
         tie_word_embeddings=True,
-        bos_token_id=None,
         pad_token_id=IDS["<pad>"],
         eos_token_id=IDS["<eos>"],
     )

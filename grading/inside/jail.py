@@ -37,7 +37,7 @@ STRANGER = 10**9  # plus the keeper's process id: the id of a user that does not
 M_ARENA_MAX = -8
 LIFELINE, REPORT = 8, 9  # file descriptors of a keeper
 # the grader's; with a buffer of one byte nothing is read ahead
-MESSAGES = io.BufferedReader(io.FileIO(0, closefd=False), 1)
+MESSAGES = io.BufferedReader(io.FileIO(0), 1)
 
 # Exit statuses of a program's process. A program can forge them, so they only tell failures apart.
 UNREADABLE, OUT_OF_MEMORY, RAISED = 65, 66, 67
