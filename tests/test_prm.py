@@ -16,6 +16,7 @@ from grpo import Rollouts
 from harness.models import load_reward_model
 from harness.prepare import Parts, own_prm
 from tasks import toy
+from tasks.problems import Task
 from tasks.rows import BadInput
 
 SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
@@ -276,6 +277,7 @@ def test_forbidden_prompts_are_not_demonstrated():
 
 def test_a_resumed_run_is_not_taught_another_reward_model(tmp_path):
     """Its model does not have the lessons yet that the first one was made from: `prm/` must be there."""
-    parts = Parts(flags(task="embedded", resume="a run"), None, None, None)
+    task = Task("embedded", [], [], None, None)
+    parts = Parts(flags(task="embedded", resume="a run"), task, None, None)
     with pytest.raises(BadInput, match="prm"):
         own_prm(parts, tmp_path, ALONE)
