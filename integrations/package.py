@@ -8,30 +8,29 @@ pyproject.toml names this command of setuptools. Left out: editable installs; wo
 none.
 """
 
-import re
 from pathlib import Path
 
 from setuptools.command.build_py import build_py
 
 NAME = "shear_credit"
 MODULES = {  # in the package -> here
-    "__init__": "integrations.shear_credit",
-    "sinkhorn": "sinkhorn",
-    "shear": "shear",
-    "race": "fast.race",
-    "distances": "fast.distances",
-    "trl_shear": "integrations.trl_shear",
-    "verl_shear": "integrations.verl_shear",
+    "__init__": "integrations/shear_credit.py",
+    "sinkhorn": "sinkhorn.py",
+    "shear": "shear.py",
+    "race": "fast/race.py",
+    "distances": "fast/distances.py",
+    "states": "integrations/states.py",
+    "trl_shear": "integrations/trl_shear.py",
+    "verl_shear": "integrations/verl_shear.py",
 }
 
 
 def packaged(source: str) -> str:
     """The source with imports of our modules by their names in the package."""
-    for name, module in MODULES.items():
+    for name, path in MODULES.items():
+        module = path.removesuffix(".py").replace("/", ".")
         target = f"{NAME}.{name}".removesuffix(".__init__")
-        source = re.sub(
-            rf"^from {re.escape(module)} import", f"from {target} import", source, flags=re.M
-        )
+        source = source.replace(f"\nfrom {module} import", f"\nfrom {target} import")
     return source
 
 
@@ -41,7 +40,7 @@ class BuildPackage(build_py):
     def get_source_files(self) -> list[str]:
         """The files that a source distribution needs."""
         sources = "integrations/package.py", "integrations/requirements.txt", "requirements.txt"
-        return [*sources, *(f"{module.replace('.', '/')}.py" for module in MODULES.values())]
+        return [*sources, *MODULES.values()]
 
     def run(self) -> None:
         """Write the package, or refuse an editable install."""
@@ -52,6 +51,6 @@ class BuildPackage(build_py):
         folder = Path(self.build_lib, NAME)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "py.typed").touch()  # type checkers read the package's annotations
-        for name, module in MODULES.items():
-            source = Path(f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+        for name, path in MODULES.items():
+            source = Path(path).read_text(encoding="utf-8")
             (folder / f"{name}.py").write_text(packaged(source), encoding="utf-8")

@@ -48,7 +48,7 @@ def shear_weights(
     `distances` and `closest` are hooks, described in `shear_credit.shear`. Raises ValueError for a
     bad window, stride or eps, and for a state that is not finite.
     """
-    weighed = weigh_group(
+    return weigh_group(
         hidden,
         mask,
         correct,
@@ -57,8 +57,7 @@ def shear_weights(
         eps=eps,
         distances=distances,
         closest=closest,
-    )
-    return weighed.omega
+    ).omega
 
 
 def token_advantages(

@@ -38,9 +38,9 @@ try:
 except ImportError as error:
     raise ImportError("ShearGRPOTrainer needs TRL: pip install 'trl >= 1.16, < 2'") from error
 from accelerate.utils import gather, pad_across_processes
-from transformers.utils import ModelOutput
 
 from integrations.shear_credit import shear_weights
+from integrations.states import keep_states
 from shear import EPS, STRIDE, WINDOW, span_bounds
 
 Theirs = Any  # an argument of TRL's own methods, which is handed through; TRL gives it no type
@@ -113,17 +113,11 @@ class ShearGRPOTrainer(GRPOTrainer):
         self._keep_next_pass = False
         self._states = []
 
-        def keep(module: torch.nn.Module, inputs: tuple, output: ModelOutput) -> None:
-            self._states.append(output["last_hidden_state"][:, -logits_to_keep:].detach().cpu())
+        def keep(states: Tensor) -> None:
+            self._states.append(states[:, -logits_to_keep:].detach().cpu())
 
-        causal = self.accelerator.unwrap_model(model)
-        if hasattr(causal, "get_base_model"):  # PEFT's
-            causal = causal.get_base_model()
-        hook = causal.base_model.register_forward_hook(keep)
-        try:
+        with keep_states(self.accelerator.unwrap_model(model), keep):
             return forward(*inputs, **kwargs)
-        finally:
-            hook.remove()
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> dict:
         """TRL's batch, in training with advantages (B, T)."""

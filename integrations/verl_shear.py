@@ -32,7 +32,6 @@ from tensordict import TensorDict
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
-from transformers.utils import ModelOutput
 from verl.trainer.ppo.core_algos import AdvantageEstimator
 from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
 from verl.utils import tensordict_utils as tu
@@ -41,6 +40,7 @@ from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
 from integrations.shear_credit import shear_weights
+from integrations.states import keep_states
 from shear import EPS, STRIDE, WINDOW, span_bounds
 
 MODEL_TYPE = "shear_language_model"
@@ -89,22 +89,18 @@ class ShearEngine(FSDPEngineWithLMHead):
         groups = Groups(data, **settings)
         self._groups = groups
         data["row"] = torch.arange(len(data))
-        causal = self.module
-        if hasattr(causal, "get_base_model"):  # PEFT's
-            causal = causal.get_base_model()
-        hook = causal.base_model.register_forward_hook(self._keep)
-        try:
+        with keep_states(self.module, self._keep):
             outputs = super().infer_batch(data, loss_function)
-            weights = [groups.omega[row] for row in range(len(data))]
-            outputs["model_output"]["shear_weights"] = nested(weights)
-            return outputs
-        finally:
-            hook.remove()
-            self._groups = None
+        self._groups = None
+        weights = [groups.omega[row] for row in range(len(data))]
+        outputs["model_output"]["shear_weights"] = torch.nested.as_nested_tensor(
+            weights, layout=torch.jagged
+        )  # in verl's layout
+        return outputs
 
-    def _keep(self, module: torch.nn.Module, inputs: tuple, output: ModelOutput) -> None:
+    def _keep(self, states: Tensor) -> None:
         # of the micro-batch, packed (1, N, d) or padded (b, P + T, d)
-        self._states = output["last_hidden_state"]
+        self._states = states
 
     def forward_step(
         self, micro_batch: TensorDict, loss_function: Callable | None, forward_only: bool
@@ -121,7 +117,7 @@ class ShearEngine(FSDPEngineWithLMHead):
                 rows = packed[: sum(lengths)].split(lengths)
             else:
                 rows = [row[:length] for row, length in zip(self._states, lengths, strict=True)]
-            self._states = None
+            del self._states
             for row, states in zip(micro_batch["row"].tolist(), rows, strict=True):
                 self._groups.add(row, states)
         return result
@@ -138,16 +134,13 @@ class Groups:
         self.correct = verdicts(data, verdict) > 0.5  # (B,)
         self.omega: dict[int, Tensor] = {}  # row -> (T,), from when its group is complete
         self.states: dict[int, Tensor] = {}  # row -> (T, d), until then
-        self.groups: dict[str, list[int]] = {}  # uid -> rows
         self.uids = [str(uid) for uid in tu.get(data, "uid")]
-        for row, uid in enumerate(self.uids):
-            self.groups.setdefault(uid, []).append(row)
 
     def add(self, row: int, states: Tensor) -> None:
         """Take a rollout's states (P + T, d); the last one of a prompt completes its group."""
         start = len(states) - len(self.masks[row])
         self.states[row] = states[start:].clone()  # a view would keep the whole micro-batch's
-        group = self.groups[self.uids[row]]
+        group = [i for i, uid in enumerate(self.uids) if uid == self.uids[row]]
         if not self.states.keys() >= set(group):
             return
         hidden = pad_sequence([self.states.pop(i) for i in group], batch_first=True)  # (G, T, d)
@@ -172,11 +165,6 @@ def verdicts(data: TensorDict, field: str | None) -> Tensor:
             f"{sorted(rewards[0])}"
         )
     return torch.tensor([float(reward[field]) for reward in rewards])
-
-
-def nested(rows: list[Tensor]) -> Tensor:
-    """Rows as a nested tensor, in verl's layout."""
-    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 @register_trainer("shear")
@@ -216,8 +204,7 @@ class ShearTrainer(PPOTrainerSync):
         if sizes != {n} or len(prompts) // n % ranks:
             raise ValueError(
                 "SHEAR needs all rollouts of a prompt on one rank, but a step has "
-                f"{len(set(prompts))} prompts of {sorted(sizes)} rollouts on {ranks} ranks; make "
-                "data.train_batch_size a multiple of the ranks and of ppo_mini_batch_size, or see "
+                f"{len(set(prompts))} prompts of {sorted(sizes)} rollouts on {ranks} ranks; see "
                 "verl's log for rollouts that failed"
             )
         lengths = [tag["seq_len"] for tag in batch.tags]
@@ -256,14 +243,14 @@ class ShearTrainer(PPOTrainerSync):
             partition_id=batch.partition_id,
             select_fields=["advantages", "shear_weights", "response_mask"],
         )
-        advantages = data["advantages"].unbind()
-        omega = data["shear_weights"].unbind()
-        counts = data["response_mask"].values().bool() & (data["advantages"].values() != 0)
-        metrics["shear/weight"] = (
-            data["shear_weights"].values()[counts].mean().item() if counts.any() else 0.0
-        )
-        products = [a * w for a, w in zip(advantages, omega, strict=True)]  # Alg. 1 line 18
-        fields = TensorDict({"advantages": nested(products)}, batch_size=len(batch))
+        advantages = data["advantages"].values()  # (N,), all rollouts end to end
+        omega = data["shear_weights"].values()  # (N,)
+        counts = data["response_mask"].values().bool() & (advantages != 0)
+        metrics["shear/weight"] = omega[counts].mean().item() if counts.any() else 0.0
+        products = torch.nested.nested_tensor_from_jagged(
+            advantages * omega, data["advantages"].offsets()
+        )  # Alg. 1 line 18
+        fields = TensorDict({"advantages": products}, batch_size=len(batch))
         return tq.kv_batch_put(keys=batch.keys, partition_id=batch.partition_id, fields=fields)
 
 

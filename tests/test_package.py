@@ -22,7 +22,16 @@ pytest.importorskip(
 )
 
 ROOT = Path(__file__).parents[1]
-MODULES = ["__init__", "distances", "race", "shear", "sinkhorn", "trl_shear", "verl_shear"]
+MODULES = [
+    "__init__",
+    "distances",
+    "race",
+    "shear",
+    "sinkhorn",
+    "states",
+    "trl_shear",
+    "verl_shear",
+]
 EXAMPLE = """
 import torch
 torch.set_num_threads(1)

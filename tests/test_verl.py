@@ -43,7 +43,7 @@ from verl.workers.engine import EngineRegistry
 from fast.race import race
 from grpo import group_advantages
 from integrations import verl_shear
-from integrations.verl_shear import MODEL_TYPE, ShearTrainer, nested
+from integrations.verl_shear import MODEL_TYPE, ShearTrainer
 from shear import shear_weights
 from tasks import toy
 
@@ -58,6 +58,11 @@ MICRO_BATCHES = {
     ),
     "of a size": dict(use_dynamic_bsz=False, micro_batch_size_per_gpu=2),
 }
+
+
+def nested(rows: list[torch.Tensor]) -> torch.Tensor:
+    """Rows as a nested tensor, in verl's layout."""
+    return torch.nested.as_nested_tensor(rows, layout=torch.jagged)
 
 
 def make_engine(packed: bool, **options):
