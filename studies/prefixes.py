@@ -22,13 +22,11 @@ Left out: the texts of continuations; only their verdicts are kept.
 """
 
 import itertools
-import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 from tqdm import tqdm
@@ -280,7 +278,6 @@ def span_table(groups: list[Prefixes], closest: list[list[list[ClosestSpan]]]) -
                 continue
             for k, end in enumerate(group.ends[row]):
                 scores = group.continued[row][k] if group.continued else []
-                graded = [score for score in scores if score is not None]
-                success = statistics.mean(graded) if graded else np.nan
+                success = pd.Series(scores, dtype=float).mean()  # without None; NaN of none
                 rows.append((rollouts, k, right, end, closest[number][row][k].distance, success))
     return pd.DataFrame(rows, columns=SPANS, dtype=float)
