@@ -17,6 +17,7 @@ nbar, as it says that the variants share the normalisation; "cosine" and "mmd" h
 there nbar only scales.
 """
 
+from collections import defaultdict
 from collections.abc import Callable
 
 import torch
@@ -28,7 +29,7 @@ from sinkhorn import sinkhorn
 DUST = 1e-6  # of a group's mean weight: below, a rollout's is float32's rounding of 0
 # Entries of the cost blocks that are solved together: 64 MB a buffer on a GPU, of which the solver
 # holds about six; on a CPU small chunks win because they stay in cache.
-TILE_ENTRIES = {"cuda": 2**24, "cpu": 2**19}
+TILE_ENTRIES = defaultdict(lambda: 2**19, cuda=2**24)
 
 
 def every_pair(
@@ -44,17 +45,13 @@ def every_pair(
     """
     rows, columns = len(right_spans.mass), len(wrong_spans.mass)
     tile = right_spans.mass.shape[1] * wrong_spans.mass.shape[1]
-    at_once = max(1, TILE_ENTRIES.get(costs.device.type, 2**19) // tile)
+    at_once = max(1, TILE_ENTRIES[costs.device.type] // tile)
     # made once: growing lists fragment memory
     matrix = torch.empty(rows * columns, device=costs.device)
     for pairs in torch.arange(len(matrix), device=costs.device).split(at_once):
         k, l = pairs // columns, pairs % columns  # noqa: E741 - the paper's letters
-        # Gathered with the pairs last, the layout in which `sinkhorn` works, and viewed with the
-        # pairs first.
-        blocks = costs[right_spans.tokens[k].T[:, None], wrong_spans.tokens[l].T[None]].permute(
-            2, 0, 1
-        )  # (P, n, m)
-        matrix[pairs] = measure(blocks, right_spans.mass[k], wrong_spans.mass[l])
+        blocks = costs[right_spans.tokens[k][:, :, None], wrong_spans.tokens[l][:, None]]
+        matrix[pairs] = measure(blocks, right_spans.mass[k], wrong_spans.mass[l])  # of (P, n, m)
     return matrix.view(rows, columns)
 
 

@@ -17,7 +17,7 @@ import math
 
 import numpy as np
 import torch
-from scipy.stats import rankdata
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -200,8 +200,8 @@ def auc(high: np.ndarray, low: np.ndarray) -> float | None:
     """
     if not len(high) or not len(low):
         return None
-    ranks = rankdata(np.concatenate([high, low]))[: len(high)]
-    return float((ranks.mean() - (len(high) + 1) / 2) / len(low))
+    pairs = mannwhitneyu(high, low).statistic  # in which `high` is larger
+    return float(pairs / (len(high) * len(low)))
 
 
 # ---- of a step -----------------------------------------------------------------------------------

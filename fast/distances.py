@@ -10,6 +10,8 @@ Token distances take most of SHEAR's memory: N+ x N- floats of a group, three ti
 are made.
 """
 
+from collections import defaultdict
+
 import torch
 from torch import Tensor
 
@@ -20,7 +22,7 @@ from shear import token_distances as by_differences
 # pair of tokens as `cdist`, hence MANY.
 NEAR, MANY = 0.01, 0.25
 # Entries of a difference of states, or of a cost block; on a CPU they should stay in cache.
-CHUNK_ENTRIES = {"cuda": 2**26, "cpu": 2**19}
+CHUNK_ENTRIES = defaultdict(lambda: 2**19, cuda=2**26)
 
 
 def token_distances(x: Tensor, y: Tensor) -> Tensor:
@@ -45,7 +47,7 @@ def token_distances(x: Tensor, y: Tensor) -> Tensor:
     if near.sum() > MANY * near.numel():
         return by_differences(x, y)
     distances = squares.clamp_min_(0.0).sqrt_()
-    at_once = max(1, CHUNK_ENTRIES.get(x.device.type, 2**19) // x.shape[1])
+    at_once = max(1, CHUNK_ENTRIES[x.device.type] // x.shape[1])
     for pairs in near.nonzero().split(at_once):
         i, j = pairs.unbind(1)
         distances[i, j] = (x.index_select(0, i).float() - y.index_select(0, j).float()).norm(dim=1)

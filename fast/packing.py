@@ -142,9 +142,8 @@ def first_with_prompt(rollouts: Rollouts) -> Tensor:
     if rollouts.mask.is_cuda or rollouts.prompt_ids.shape[1] < SHORT:
         return rows
     prompts = torch.where(rollouts.prompt_mask, rollouts.prompt_ids, -1)  # (b, P)
-    different, of_row = prompts.unique(dim=0, return_inverse=True)  # of_row (b,): which prompt
-    first = torch.full_like(rows[: len(different)], len(rows))  # (prompts,)
-    return first.scatter_reduce(0, of_row, rows, "amin")[of_row]
+    same = (prompts[:, None] == prompts).all(2)  # (b, b)
+    return same.int().argmax(1)  # of equal values, it takes the first
 
 
 def packed_attention(

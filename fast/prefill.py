@@ -27,16 +27,13 @@ def shared_prefill(
     **limits: object,
 ) -> Tensor:
     """Sample as `generate` does, (b, P) -> (b, T) ids, but read adjacent equal prompts once."""
-    used = torch.cat([prompt_ids, prompt_mask], 1)  # (b, 2 P) int64
-    # the number of each row's prompt: 0, 0, 1, ...
-    _, of_row = used.unique_consecutive(dim=0, return_inverse=True)  # (b,)
-    is_new = of_row.diff(prepend=of_row.new_tensor([-1])) > 0  # (b,)
-    first = is_new.nonzero().flatten()  # (prompts,) its first row
-    all_differ = len(first) == len(prompt_ids)
+    rows = torch.stack([prompt_ids, prompt_mask.long()], 1)  # (b, 2, P)
+    # (prompts, 2, P), and the number of each row's prompt: 0, 0, 1, ...
+    prompts, of_row = rows.unique_consecutive(dim=0, return_inverse=True)
+    all_differ = len(prompts) == len(rows)
     if all_differ or prompt_ids.shape[1] < SHORT or not attends_fully(model.config):
         return generate(model, prompt_ids, prompt_mask, **limits)
-    ids = prompt_ids[first, :-1]  # (prompts, P - 1)
-    mask = prompt_mask[first, :-1].long()  # (prompts, P - 1)
+    ids, mask = prompts[:, :, :-1].unbind(1)  # (prompts, P - 1), (prompts, P - 1)
     places = (mask.cumsum(1) - 1).clamp_min(0)  # (prompts, P - 1) as `generate` counts them
     cache = model.base_model(
         ids, attention_mask=mask, position_ids=places, use_cache=True

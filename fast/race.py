@@ -61,7 +61,7 @@ def race(
     y_mass = wrong.spans.mass
     n = x_mass.shape[1]
     m = y_mass.shape[1]
-    entries = CHUNK_ENTRIES.get(costs.device.type, 2**19)
+    entries = CHUNK_ENTRIES[costs.device.type]
     at_once = max(1, entries // (n * m))
     steps = max(1, int(RANGE / 2 / math.log(max(n, m, 2))))  # see `advance`
     blocks = lay_out(costs, right.spans, wrong.spans, eps)
