@@ -228,13 +228,10 @@ def load_sets(
                 f"{flag} {text}: give NAME=FILE, with a NAME of --bench: {', '.join(files)}"
             )
         files[name].append(file)
-    sets = []
-    for name, paths in files.items():
-        if name == "embedded":
-            sets.append(make_embedded())
-        else:
-            sets.append(load_benchmark(name, paths, flag))
-    return sets
+    return [
+        make_embedded() if name == "embedded" else load_benchmark(name, paths, flag)
+        for name, paths in files.items()
+    ]
 
 
 def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -> Loaded:
@@ -280,8 +277,10 @@ def embedded_set(lines: int, heldout: int, seed: int) -> Loaded:
     """The held-out problems that `train.py` makes with these settings."""
     _, problems = toy.make_problems(0, heldout, lines, seed)
     problems = [{"id": str(number)} | problem for number, problem in enumerate(problems, 1)]
-    source = f"toy.py: chain, {lines} lines, seed {seed}"
-    revision = f"chain-{lines}-{seed}"
     return Loaded(
-        BENCHMARKS["embedded"], problems, source, revision, max_tokens=toy.response_tokens(lines)
+        BENCHMARKS["embedded"],
+        problems,
+        source=f"toy.py: chain, {lines} lines, seed {seed}",
+        revision=f"chain-{lines}-{seed}",
+        max_tokens=toy.response_tokens(lines),
     )

@@ -173,7 +173,12 @@ def grader(kind: str, timeout_s: float | None, level: str) -> Callable[[str, obj
     """
     grade: Callable[..., Verdict] = grade_math
     if kind == "code":
-        check_sandbox(level)
+        try:
+            sandbox.choose_level(level)
+        except sandbox.SandboxError as error:
+            raise BadInput(
+                f"--sandbox {level}: {error}; choose another level or another machine"
+            ) from error
         grade = partial(grade_code, level=level)
     return grade if timeout_s is None else partial(grade, timeout_s=timeout_s)
 
@@ -209,16 +214,6 @@ def empty_task(
     template = choose_template(settings.template, model_name, tokenizer)
     grade = grader(kind, grading.grade_timeout, grading.sandbox)
     return text_task(kind, template, tokenizer, grade), f"template {template}"
-
-
-def check_sandbox(level: str) -> None:
-    """Raises BadInput where programs cannot be run at this level of the sandbox."""
-    try:
-        sandbox.choose_level(level)
-    except sandbox.SandboxError as error:
-        raise BadInput(
-            f"--sandbox {level}: {error}; choose another level or another machine"
-        ) from error
 
 
 def text_task(

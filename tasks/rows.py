@@ -152,8 +152,10 @@ def _csv_rows(path: Path) -> list[dict]:
                 rows.append(row)
                 start = reader.line_num + 1
         except csv.Error as error:
-            remedy = "put quotes around a cell with commas, and double the quotes in it"
-            raise ValueError(f"line {start}: {error}; {remedy}") from None
+            raise ValueError(
+                f"line {start}: {error}; put quotes around a cell with commas, and double the "
+                "quotes in it"
+            ) from None
     return rows
 
 

@@ -89,8 +89,10 @@ def task(
     lines = settings.toy_lines
     train, heldout = make_problems(MADE_PROBLEMS, settings.heldout, lines, seed)
     if len(train) < MADE_PROBLEMS:
-        few = f"too few different problems for --heldout {settings.heldout}"
-        raise BadInput(f"--toy-lines {lines}: {few}; raise it")
+        raise BadInput(
+            f"--toy-lines {lines}: too few different problems for --heldout {settings.heldout}; "
+            "raise it"
+        )
 
     made = Task(
         "embedded",
