@@ -30,7 +30,7 @@ import itertools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, NotRequired
 
@@ -216,11 +216,9 @@ def grade_block(
         by_limit[max(0, int(min(protocol.max_tokens, loaded.max_tokens, room)))].append(place)
     rows: list[list[dict]] = [[] for _ in problems]
     for limit, places in sorted(by_limit.items()):
-        count = len(places) * samples
-        texts = [""] * count
-        lengths = [0] * count
-        verdicts = [Verdict(0.0, "truncated")] * count
-        if limit:  # at 0 the prompt alone fills the context
+        # at 0 the prompt alone fills the context
+        answers: Iterable = [("", 0, Verdict(0.0, "truncated"))] * (len(places) * samples)
+        if limit:
             rollouts = fast_rollout(
                 sampler.model,
                 sampler.tokenizer,
@@ -230,10 +228,9 @@ def grade_block(
                 temperature=protocol.temperature,
                 generate_batch=sampler.generate_batch,
             )
-            texts = rollouts.texts
-            lengths = rollouts.mask.sum(1).tolist()
             verdicts = task.verdicts([problems[place] for place in places], rollouts)
-        for number, verdict in enumerate(verdicts):
+            answers = zip(rollouts.texts, rollouts.mask.sum(1).tolist(), verdicts, strict=True)
+        for number, (text, length, verdict) in enumerate(answers):
             place = places[number // samples]
             problem = problems[place]
             if "fault" in problem:
@@ -243,9 +240,9 @@ def grade_block(
                 "sample": number % samples,
                 "score": verdict.reward,
                 "reason": verdict.reason,
-                "tokens": lengths[number],
+                "tokens": length,
                 "limit": limit,
-                "response": texts[number],
+                "response": text,
             }
             rows[place].append(row)
     return list(itertools.chain.from_iterable(rows))

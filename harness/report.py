@@ -389,9 +389,9 @@ def print_after(
         print(f"\na wrong rollout after training, with {weight}:")
         print("\n".join(after["example"]))
     plot(history, before, after, config, folder / "curve.png")
-    peaks = [m["peak_gb"] for m in history if "peak_gb" in m]
-    if peaks:
-        print(f"peak memory per GPU: {max(peaks):.1f} GB")
+    peak = max(m.get("peak_gb", 0) for m in history)
+    if peak:
+        print(f"peak memory per GPU: {peak:.1f} GB")
     place = shlex.quote(str(folder))
     print(f"\na page of all token weights: {write_page(folder)}")
     print(f"and in {place}/: curve.png, model/\nnext: python eval.py --model {place}")

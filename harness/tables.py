@@ -197,7 +197,7 @@ def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -
         choice = f"last {percent(averages[last])} ({last}); best {percent(averages[best])} ({best})"
         print(printable(f"  {run}: {choice}, of {len(averages)} with an average"))
     if len(selection) > 1:
-        last = mean_and_std(pd.Series([choice["last_average"] for choice in selection.values()]))
+        last = mean_and_std(pd.DataFrame(selection).loc["last_average"])
         print(f"  last, mean ± standard deviation of {len(selection)} runs: {last}\n")
         print("\n".join(best_checkpoints(best_results, backbone)))
     return selection
