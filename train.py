@@ -181,7 +181,7 @@ def credited_blocks(run: Run, batch: Batch, step: int, clock: report.Clock) -> l
     """
     credit = run.config.credit
     # methods may run passes of their own
-    context = credit_context(run.config, run.actor, run.tokenizer, run.task, step, run.prm)
+    context = credit_context(run, run.actor, step)
     blocks = []
     for block in batch.blocks():
         block.log_probs, block.entropies, block.hidden = context.score(  # (b, T), (b, T), (n, d)

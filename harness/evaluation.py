@@ -117,8 +117,8 @@ def evaluate_benchmark(
             key = todo[start + ranks.rank]
             state = np.random.SeedSequence([key["seed"], key["block"], *benchmark.encode()])
             torch.manual_seed(int(state.generate_state(1)[0]))
-            for row in grade_block(sampler, task, loaded, blocks[key["block"]], protocol):
-                own.append(key | row)
+            made = grade_block(sampler, task, loaded, blocks[key["block"]], protocol)
+            own = [key | row for row in made]
         new = parallel.gather_items(own, ranks)
         if ranks.main:
             files.append_rows(path, new)

@@ -166,26 +166,20 @@ def build_run(parts: Parts, folder: Path, ranks: Ranks) -> Run:
     )
 
 
-def credit_context(
-    config: TrainConfig,
-    policy: Policy,
-    tokenizer: PreTrainedTokenizerBase,
-    task: Task,
-    step: int,
-    prm: RewardModel | None = None,
-) -> Context:
+def credit_context(run: Run | Parts, policy: Policy, step: int) -> Context:
     """What a credit method may use besides its batch, when `step` steps are done."""
+    config = run.config
     return Context(
         policy=policy,
-        tokenizer=tokenizer,
-        task=task,
+        tokenizer=run.tokenizer,
+        task=run.task,
         shear=config.shear,
         step=step,
         steps=config.optimisation.steps,
         seed=config.seed,
         temperature=config.sampling.temperature,
         micro_tokens=config.optimisation.micro_tokens,
-        prm=prm,
+        prm=run.prm,
     )
 
 

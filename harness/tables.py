@@ -7,7 +7,6 @@ side_by_side(...)        several models, and how each differs from the first
 select_checkpoints(...)  Table 1: several runs, each at its best checkpoint
 """
 
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -28,7 +27,7 @@ def percent(value: float, error: float | None = None) -> str:
         return "-"
     if error is None:
         return f"{100 * value:.1f}"
-    return f"{100 * value:.1f} ± " + ("-" if math.isnan(error) else f"{100 * error:.1f}")
+    return f"{percent(value)} ± {percent(error)}"
 
 
 def mean_and_error(result: dict) -> str:
@@ -47,8 +46,8 @@ def markdown(rows: list[dict[str, str]]) -> list[str]:
     A cell that a row lacks is empty.
     """
     columns = []
-    for name in dict.fromkeys(itertools.chain.from_iterable(rows)):
-        cells = [name, *(row.get(name, "") for row in rows)]
+    for name, values in pd.DataFrame(rows).fillna("").items():
+        cells = [str(name), *values]
         width = max(map(len, cells))
         cells.insert(1, "-" * width)
         columns.append([cell.ljust(width) for cell in cells])

@@ -239,7 +239,7 @@ def read_solutions(
 def context_at_start(parts: Parts) -> Context:
     """What a credit method may use before the first step."""
     policy = Policy(parts.model, layout=packing_of(parts.model))
-    return credit_context(parts.config, policy, parts.tokenizer, parts.task, 0, parts.prm)
+    return credit_context(parts, policy, 0)
 
 
 def score_group(group: Prefixes, context: Context) -> Batch:

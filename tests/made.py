@@ -41,6 +41,7 @@ from harness import files
 from harness.config import TrainConfig, parse_train, with_values
 from harness.launch import resolve
 from harness.parallel import Ranks
+from harness.prepare import Parts
 from harness.run import credit_context
 from shear import Weighed, mean_norm, two_sides
 from sinkhorn import sinkhorn
@@ -149,7 +150,7 @@ def flags(**changes) -> TrainConfig:
 
 def credit_by(config: TrainConfig, batch: Batch) -> torch.Tensor:
     """Token advantages by the configuration's method, which needs no policy of its own."""
-    context = credit_context(config, None, None, None, 0)
+    context = credit_context(Parts(config, None, None, None), None, 0)
     return assign_credit(batch, context, config.credit)
 
 

@@ -23,7 +23,7 @@ from credit.salience import Answer, outcome_weights
 from credit.table import METHODS, method_of, methods_needing
 from grpo import Policy, group_advantages, score, to_padded
 from harness.config import TrainConfig
-from harness.prepare import make_task
+from harness.prepare import Parts, make_task
 from harness.run import credit_context
 from shear import closest_spans, weigh_group
 from tasks import toy
@@ -42,7 +42,8 @@ class Told(Batch):
 def context_of(batch: Batch, config: TrainConfig, step: int = 3) -> Context:
     """What is known besides the batch, `step` steps done."""
     told = Told(**vars(batch))
-    return credit_context(config, told.policy, told.tokenizer, told.task, step, prm=())
+    parts = Parts(config, told.task, None, told.tokenizer, prm=())
+    return credit_context(parts, told.policy, step)
 
 
 def assign(method: str, batch: Batch, *options: str, step: int = 3, **changes) -> torch.Tensor:

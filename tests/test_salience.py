@@ -15,6 +15,7 @@ from credit import lora, salience
 from credit.salience import Answer, answer_places
 from credit.tokens import char_starts
 from grpo import Policy, Rollouts
+from harness.prepare import Parts
 from harness.run import credit_context
 
 TEXTS = [
@@ -35,7 +36,8 @@ def asked(tiny):
     """
     model, tokenizer = tiny
     prompts = ["a=1+2;b=a*7;b?\n", "b=4-1;b?\n"] * 3
-    context = credit_context(flags(micro_tokens=100), Policy(model), tokenizer, None, step=4)
+    parts = Parts(flags(micro_tokens=100), None, model, tokenizer)
+    context = credit_context(parts, Policy(model), step=4)
     return with_a_stop(tokenizer, prompts[:5], TEXTS), context
 
 
