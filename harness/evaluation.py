@@ -29,8 +29,9 @@ continuing within a block, bootstrap, corrections for multiple comparisons.
 import itertools
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple, NotRequired
 
@@ -51,6 +52,8 @@ from tasks import toy
 from tasks.benchmarks import Loaded
 from tasks.problems import Task, choose_template, digest_of, grader, text_task
 from tasks.rows import BadInput, bad_input_on_error, from_files
+
+KEY = itemgetter("model", "benchmark", "seed", "block")  # of a row: which block it belongs to
 
 
 class Response(TypedDict):
@@ -107,7 +110,7 @@ def evaluate_benchmark(
     todo = []
     for seed, number in itertools.product(seeds, range(len(blocks))):
         key = {"model": sampler.name, "benchmark": benchmark, "seed": seed, "block": number}
-        if tuple(key.values()) not in done:
+        if KEY(key) not in done:
             todo.append(key)
     rows = []
     # one block per rank
@@ -149,16 +152,13 @@ def finished_blocks(path: Path, sets: list[Loaded], protocol: Protocol) -> set[t
     for loaded in sets:
         for number, block in enumerate(blocks_of(loaded, protocol)):
             sizes[loaded.benchmark.name, number] = len(block) * samples_of(loaded, protocol)
-    blocks = defaultdict(list)
-    for row in files.read_lines(path):
-        blocks[row["model"], row["benchmark"], row["seed"], row["block"]].append(row)
+    rows = files.read_lines(path)
     finished = set()
-    kept = []
-    for (model, benchmark, seed, number), rows in blocks.items():
-        if len(rows) == sizes.get((benchmark, number), len(rows)):
-            finished.add((model, benchmark, seed, number))
-            kept += rows
-    files.write_rows(path, kept)
+    for key, count in Counter(map(KEY, rows)).items():
+        _, benchmark, _, number = key
+        if count == sizes.get((benchmark, number), count):
+            finished.add(key)
+    files.write_rows(path, [row for row in rows if KEY(row) in finished])
     return finished
 
 
