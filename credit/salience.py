@@ -150,11 +150,7 @@ def adapter_residual(rollouts: Rollouts, context: Context, hidden: Tensor) -> Te
     with lora.off(context.policy.model):
         base = context.score(rollouts).hidden  # (N, d)
     assert base is not None  # they are kept unless asked otherwise
-    change = []
-    # in parts: float32 copies of all states would not fit
-    for states, others in zip(hidden.split(HEAD_CHUNK), base.split(HEAD_CHUNK), strict=True):
-        change.append((states.float() - others.float()).norm(dim=-1))
-    return to_padded(torch.cat(change), rollouts.mask)
+    return to_padded((hidden.float() - base.float()).norm(dim=-1), rollouts.mask)
 
 
 @torch.no_grad()
