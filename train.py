@@ -40,7 +40,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit.batch import Batch
-from credit.measures import reason_shares, step_metrics
+from credit.measures import credit_vs_first_error, reason_shares, sample_rows, step_metrics
 from credit.methods import assign_credit
 from grpo import policy_loss
 from harness import checkpoint, parallel, report
@@ -164,7 +164,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     if sampling.dynamic_sampling:
         updates["replaced"] = sum(parallel.gather(replaced, run.ranks)) / len(batch.problems)
     weights = {config.credit.method: batch.weights}  # (B, T)
-    samples = report.sample_rows(step, run.tokenizer, run.task, batch, weights)
+    samples = sample_rows(step, run.tokenizer, run.task, batch, weights)
     metrics = (
         {"step": step + 1}
         | step_metrics(batch, run.task, run.tokenizer)
@@ -300,7 +300,7 @@ def evaluate(run: Run, step: int) -> dict:
         batch = Batch.of(rollouts, verdicts, problems)
         blocks = credited_blocks(run, batch, step, clock)
         batch = Batch.cat(parallel.gather_items(blocks, ranks))
-        credited = report.credit_vs_first_error(run.tokenizer, task, batch, config.credit.method)
+        credited = credit_vs_first_error(run.tokenizer, task, batch, config.credit.method)
     greedy = parallel.gather_items(greedy, ranks)
     verdicts = parallel.gather_items(verdicts, ranks)
     length = statistics.median(parallel.gather_items(rollouts.mask.sum(1).tolist(), ranks))

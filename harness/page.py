@@ -85,7 +85,7 @@ def before_and_after(before: Path, after: Path) -> list[dict]:
 
 
 def as_html(groups: list[list[dict]], title: str, task: str = "") -> str:
-    """The page as ASCII text; groups hold rows as `report.sample_rows` makes them.
+    """The page as ASCII text; groups hold rows as `measures.sample_rows` makes them.
 
     A row may have "spans", each a `shear_settings.Closest`. Weights may be negative; those that are
     None or not finite show as unknown. `task` is a sentence.

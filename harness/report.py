@@ -1,4 +1,4 @@
-"""Reports of a run: plan, a row per step, metrics, samples with weights, curve, summary.
+"""Reports of a run: plan, a row per step, curve, summary; `credit/measures.py` has the numbers.
 
 Everything of a run lies in `runs/NAME/`: config.json, metrics.jsonl (a row per step, one for each
 evaluation), samples.jsonl (a group per step), before.jsonl and after.jsonl (one held-out group),
@@ -17,16 +17,11 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
-from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from credit.batch import Batch
-from credit.measures import localisation
 from credit.settings import Credit, Shear
-from credit.tokens import tokens_of
-from grpo import Rollouts
 from harness import files
 from harness.config import TrainConfig, flat
 from harness.page import write_page
@@ -35,7 +30,6 @@ from harness.tables import mean_and_error, percent
 from rewards import Verdict, rewards_of
 from shear import span_bounds
 from tasks.lessons import SILENCE
-from tasks.problems import Task
 from tasks.rows import BadInput, cause, printable
 
 if TYPE_CHECKING:
@@ -162,87 +156,6 @@ def step_lines(m: dict, steps: int, shown: int) -> list[str]:
         means = [f"{name} {mean_and_error(result)}" for name, result in m["bench"].items()]
         lines.append(wrap(f"on benchmarks: {', '.join(means)}"))
     return lines
-
-
-def sample_rows(
-    step: int,
-    tokenizer: PreTrainedTokenizerBase,
-    task: Task,
-    batch: Batch,
-    weights: dict[str, Tensor],
-    group: int | None = None,
-) -> list[dict]:
-    """The rows of one group of the step, for samples.jsonl.
-
-    `weights` holds (B, T) weights by the names of methods. `group` defaults to the first with right
-    and wrong rollouts, or to the first of all.
-    """
-    if group is None:
-        group = batch.first_mixed or 0
-    closest = batch.closest if group == batch.first_mixed else []
-    first = group * batch.group_size
-    problem = batch.problems[group]
-    rows = []
-    for row in range(first, first + batch.group_size):
-        mask = batch.mask[row]  # (T,)
-        sample = {
-            "step": step + 1,
-            "problem": problem["problem"],
-            task.reference: problem[task.reference],
-            "response": batch.rollouts.texts[row],
-            "score": batch.rewards[row].item(),
-            "reason": batch.reasons[row],
-            "first_error": batch.true_error(row, task, tokenizer),
-            "advantage": batch.advantages[row].item(),
-            "tokens": tokens_of(tokenizer, batch.rollouts, row),
-            "weights": {},
-        }
-        for name, of_method in weights.items():
-            of_row = of_method[row][mask].double()
-            sample["weights"][name] = of_row.round(decimals=4).tolist()
-        if closest:
-            sample["spans"] = [
-                span._replace(distance=round(span.distance, 4)) for span in closest[row - first]
-            ]
-        rows.append(sample)
-    return rows
-
-
-def worked_example(
-    tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts, weights: Tensor, first_error: Tensor
-) -> list[str]:
-    """Lines to print: the mean weight of each line of one wrong rollout.
-
-    It is the first rollout whose error is not its first token; [] if there is none.
-    """
-    rows = (first_error > 0).nonzero().flatten().tolist()
-    if not rows:
-        return []
-    row = rows[0]
-    tokens = pd.Series(tokens_of(tokenizer, rollouts, row))
-    line_of = tokens.str.contains("\n").cumsum().shift(fill_value=0)  # each token's line
-    lines = []
-    for _, line in tokens.groupby(line_of):
-        mark = "  <- first error" if int(first_error[row]) in line.index else ""
-        weight = weights[row, line.index.tolist()].mean().item()
-        lines.append(f"  {weight:.2f}  {printable(''.join(line).strip())}{mark}")
-    return lines
-
-
-def credit_vs_first_error(
-    tokenizer: PreTrainedTokenizerBase, task: Task, batch: Batch, method: str
-) -> dict:
-    """Compare the method's credit with the true first errors of wrong rollouts in mixed groups.
-
-    Also returns an example to print, and the first group's rows for the page. That group's problem
-    is the same before and after training.
-    """
-    wrong_step = batch.true_errors(task, tokenizer)  # (B, 2)
-    return {
-        "localisation": localisation(batch.weights, batch.mask, wrong_step) or {},
-        "example": worked_example(tokenizer, batch.rollouts, batch.weights, wrong_step[:, 0]),
-        "samples": sample_rows(-1, tokenizer, task, batch, {method: batch.weights}, group=0),
-    }
 
 
 def accuracies(

@@ -78,6 +78,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit.batch import Batch, Context
+from credit.measures import sample_rows
 from credit.shear_settings import ClosestSpan
 from harness import files, parallel, report, tables
 from harness.evaluation import context_of
@@ -217,7 +218,7 @@ def read_all(
         for name in others:
             weights[name] = weights_of(batch, context, Credit(name))
         read.closest.append(batch.closest)
-        read.samples.extend(report.sample_rows(0, context.tokenizer, task, batch, weights))
+        read.samples.extend(sample_rows(0, context.tokenizer, task, batch, weights))
         if task.first_error:  # keep the states, which all methods and settings read again
             read.batches.append(batch)
             read.signals["surprisal"].append(-batch.log_probs)

@@ -12,7 +12,7 @@ import torch
 from made import ALONE, cases, configured, made_batch, text_of
 from transformers.modeling_outputs import CausalLMOutput
 
-from credit.measures import step_metrics
+from credit.measures import credit_vs_first_error, sample_rows, step_metrics, worked_example
 from grpo import Rollouts, group_advantages
 from harness import files, report
 from rewards import grade_math
@@ -79,16 +79,16 @@ def test_samples_are_of_the_first_mixed_group(step):
     tokenizer, task, batch, weights = step
     batch.closest = [[]] * 2
     parts = 6, tokenizer, task, batch, {"shear": weights}
-    right, wrong = report.sample_rows(*parts)
+    right, wrong = sample_rows(*parts)
     expected = {"response": RIGHT, "reason": "correct", "first_error": None}
     assert expected.items() <= right.items()
     expected = {"response": WRONG, "score": 0.0, "first_error": (0, "arith", 12), "step": 7}
     expected |= {"spans": [], "weights": {"shear": pytest.approx([0.1] * 12 + [0.9] * 4)}}
     assert {name: wrong[name] for name in expected} == expected and wrong["advantage"] < 0
     assert "".join(wrong["tokens"]) == WRONG + "<eos>"
-    first = report.sample_rows(*parts, group=0)
+    first = sample_rows(*parts, group=0)
     assert [(row["response"], "spans" in row) for row in first] == [(WRONG, False)] * 2
-    of_one = report.credit_vs_first_error(tokenizer, task, batch, "shear")
+    of_one = credit_vs_first_error(tokenizer, task, batch, "shear")
     assert of_one["samples"] == [row | {"step": 0} for row in first]
 
 
@@ -101,7 +101,7 @@ def test_example_marks_the_line_of_the_first_error(step):
     marked = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
     for last, lines in ((12, marked), (-1, [])):
         errors = torch.tensor([-1, 0, -1, last])
-        assert report.worked_example(tokenizer, batch.rollouts, weights, errors) == lines
+        assert worked_example(tokenizer, batch.rollouts, weights, errors) == lines
 
 
 def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
