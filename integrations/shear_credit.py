@@ -75,15 +75,17 @@ def token_advantages(
 
     The `group_size` rollouts of a prompt are adjacent; hidden (B, T, d), mask (B, T), correct (B,)
     and the options are those of `shear_weights`. Groups do not see each other, so a batch may come
-    in parts. Raises ValueError for an incomplete group.
+    in parts; states on another device, such as the CPU, are moved to the mask's group by group.
+    Raises ValueError for an incomplete group.
     """
     if len(mask) % group_size:
         raise ValueError(f"{len(mask)} rollouts cannot be split into groups of {group_size}")
     omega = []
     for start in range(0, len(mask), group_size):
         group = slice(start, start + group_size)
+        states = hidden[group].to(mask.device)
         weights = shear_weights(
-            hidden[group], mask[group], correct[group], window=window, stride=stride, eps=eps
+            states, mask[group], correct[group], window=window, stride=stride, eps=eps
         )
         omega.append(weights)
     return advantages[:, None] * torch.cat(omega)  # Alg. 1 line 18, Step 4

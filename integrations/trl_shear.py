@@ -39,7 +39,7 @@ except ImportError as error:
     raise ImportError("ShearGRPOTrainer needs TRL: pip install 'trl >= 1.16, < 2'") from error
 from accelerate.utils import gather, pad_across_processes
 
-from integrations.shear_credit import shear_weights
+from integrations.shear_credit import token_advantages
 from integrations.states import keep_states
 from shear import EPS, STRIDE, WINDOW, span_bounds
 
@@ -67,7 +67,7 @@ class ShearGRPOTrainer(GRPOTrainer):
         span_bounds(0, window, stride)  # raises for these
         self.window = window
         self.threshold = threshold
-        self._weights_of_group = partial(shear_weights, window=window, stride=stride, eps=eps)
+        self._weights_of_groups = partial(token_advantages, window=window, stride=stride, eps=eps)
         self._keep_next_pass = False
         self._warned = False
         super().__init__(*args, **kwargs)
@@ -172,21 +172,18 @@ class ShearGRPOTrainer(GRPOTrainer):
         begin = self.accelerator.process_index * rows  # index of this process's first rollout
         start = begin // size * size  # where its first group starts
         end = -(-(begin + rows) // size) * size
-        states = torch.cat(self._states)  # (B, T, d)
+        states = torch.cat(self._states)  # (B, T, d), on the CPU
         masks = mask
         if rows % size:  # the same on all processes, so all gather or none does
             states = gather_rows(states, start, end, mask.device)
-            masks = gather_rows(mask, start, end, mask.device)
-        omega = torch.ones(masks.shape, device=mask.device)
-        for first in range(start, end, size):
-            group = slice(first - start, first - start + size)
-            verdicts = self._verdicts[first : first + size]  # (G,)
-            graded = ~verdicts.isnan()[:, None]  # (G, 1)
-            inside = masks[group].to(mask.device) & graded  # (G, T), on either side
-            hidden = states[group].to(mask.device)  # (G, T, d)
-            weights = self._weights_of_group(hidden, inside, verdicts > self.threshold)
-            omega[group] = torch.where(inside, weights, 1.0)
-        return omega[begin - start :][:rows, :width]
+            masks = gather_rows(mask, start, end, mask.device).to(mask.device)
+        verdicts = self._verdicts[start:end]  # (B,)
+        inside = masks & ~verdicts.isnan()[:, None]  # (B, T), on either side
+        ones = torch.ones_like(verdicts)  # in place of A
+        omega = self._weights_of_groups(
+            ones, states, inside, verdicts > self.threshold, group_size=size
+        )
+        return torch.where(inside, omega, 1.0)[begin - start :][:rows, :width]
 
 
 def gather_rows(local: Tensor, start: int, end: int, device: torch.device) -> Tensor:

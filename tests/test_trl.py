@@ -241,7 +241,7 @@ def test_steps_are_measured_beside_trl_s(method, taught, monkeypatch, capsys):
     assert "3.00 (2.00-4.00)" in three[2]
     if method == "shear":
         sizes = dict(window=12, stride=6, eps=0.06)
-        assert trainer._weights_of_group.keywords.items() >= sizes.items()
+        assert trainer._weights_of_groups.keywords.items() >= sizes.items()
 
 
 def test_what_trl_lacks_is_not_timed(taught, assert_refused):

@@ -151,12 +151,12 @@ def trained(kind: type, rows: int, **case) -> tuple[dict[str, torch.Tensor], lis
 def differences(rows: int, **case) -> list[str]:
     """What differs, to the bit, between TRL's trainer and ours with weights of 1."""
     weights, logged = trained(GRPOTrainer, rows, **case)
-    kept = trl_shear.shear_weights
-    trl_shear.shear_weights = lambda hidden, mask, correct, **options: mask.float()
+    kept = trl_shear.token_advantages
+    trl_shear.token_advantages = lambda ones, hidden, mask, correct, **options: mask.float()
     try:
         our_weights, our_logged = trained(ShearGRPOTrainer, rows, **case)
     finally:
-        trl_shear.shear_weights = kept
+        trl_shear.token_advantages = kept
     assert logged and any(entry["grad_norm"] > 0 for entry in logged)  # or nothing is compared
     names = [name for name in weights if not torch.equal(weights[name], our_weights[name])]
     return names + [
