@@ -151,8 +151,8 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
             run, step, problems, rollouts, verdicts, clock
         )
     batch = Batch.of(rollouts, verdicts, problems)  # A (b,), Eq. (1)
-    blocks = credited_blocks(run, batch, step, clock)  # (b, T)
-    batch = Batch.cat(parallel.gather_items(blocks, run.ranks))  # from all ranks
+    batch = with_credit(run, batch, step, clock)  # (b, T)
+    batch = Batch.cat(parallel.gather(batch, run.ranks))  # from all ranks
     clock.lap("wait")
     updates = update(run, batch, step)
     checksum = parallel.refresh(run.trained, run.actor, run.ranks)
@@ -174,8 +174,8 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     return metrics, samples
 
 
-def credited_blocks(run: Run, batch: Batch, step: int, clock: report.Clock) -> list[Batch]:
-    """The batch in parts, with log-probabilities, entropies and token advantages (b, T).
+def with_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> Batch:
+    """The batch with log-probabilities, entropies and token advantages (B, T).
 
     Whole groups are taken, some at a time, as only a block's hidden states fit in memory.
     """
@@ -192,7 +192,7 @@ def credited_blocks(run: Run, batch: Batch, step: int, clock: report.Clock) -> l
         block.hidden = None
         blocks.append(block)
         clock.lap("weights")
-    return blocks
+    return Batch.cat(blocks)
 
 
 def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
@@ -298,8 +298,8 @@ def evaluate(run: Run, step: int) -> dict:
     credited = {}
     if task.first_error:
         batch = Batch.of(rollouts, verdicts, problems)
-        blocks = credited_blocks(run, batch, step, clock)
-        batch = Batch.cat(parallel.gather_items(blocks, ranks))
+        batch = with_credit(run, batch, step, clock)
+        batch = Batch.cat(parallel.gather(batch, ranks))
         credited = credit_vs_first_error(run.tokenizer, task, batch, config.credit.method)
     greedy = parallel.gather_items(greedy, ranks)
     verdicts = parallel.gather_items(verdicts, ranks)

@@ -98,7 +98,7 @@ class Batch:
 
     @classmethod
     def cat(cls, batches: Sequence["Batch"]) -> "Batch":
-        """The blocks of all ranks as one batch, after their scoring, without hidden states."""
+        """Blocks, or the batches of all ranks, as one; after scoring, without hidden states."""
         whole = cls(
             Rollouts.cat([batch.rollouts for batch in batches]),
             torch.cat([batch.rewards for batch in batches]),

@@ -104,7 +104,7 @@ def old_log_probs(run: Run, rollouts: Rollouts) -> torch.Tensor:
     verdicts = [Verdict(row % 2.0, "drawn") for row in range(count)]
     problems = run.task.train[: count // run.config.sampling.rollouts_per_prompt]
     batch = batches.Batch.of(rollouts, verdicts, problems)
-    return batches.Batch.cat(train.credited_blocks(run, batch, 0, new_clock())).log_probs
+    return train.with_credit(run, batch, 0, new_clock()).log_probs
 
 
 def credited(
@@ -459,7 +459,7 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch, 
         monkeypatch.setattr(batches, "BLOCK_TOKENS", tokens)
         torch.manual_seed(0)
         batch = batches.Batch.of(sampled(run, 5), verdicts, problems)
-        batch = batches.Batch.cat(train.credited_blocks(run, batch, 0, new_clock()))
+        batch = train.with_credit(run, batch, 0, new_clock())
         found.append(batch)
         assert batch.hidden is None and len(pickle.dumps(batch)) < 500_000
     assert seen[:5] == [8] * 5 and sum(seen[5:-1]) == seen[-1] == 40 and len(seen) > 7
