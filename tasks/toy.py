@@ -56,7 +56,9 @@ IDS = {symbol: i for i, symbol in enumerate(SYMBOLS)}
 DIGIT_VALUES = {str(digit): digit for digit in range(10)}  # of operands that are not labels
 SYMBOL = re.compile(r"<pad>|<eos>|\\boxed\{|[\s\S]")
 LINE = re.compile(
-    r"([a-h])=(?P<definition>(\w)([-+*])(\w))=(?P<left>\d)(?P<op>[-+*])(?P<right>\d)=(?P<result>\d)\n"
+    r"([a-h])=(?P<definition>(\w)([-+*])(\w))"
+    r"=(?P<left>\d)(?P<op>[-+*])(?P<right>\d)"
+    r"=(?P<result>\d)\n"
 )
 SHORT_LINE = re.compile(r"([a-h])=(?P<result>\d)\n")
 BOX = re.compile(r"\\boxed\{(\d)\}")
