@@ -87,7 +87,7 @@ def score_steps(
 
     `questions` are texts, one per rollout; `tokenizer` is the policy's; steps end with `step_end`.
     For each rollout the result is P(good) of its K steps, (K,) float32, and the number of the step
-    of each token, (T_i,) int64, both on the CPU. A response without text is one empty step.
+    of each token, (T_i,) int64. A response without text is one empty step.
     """
     model, reader = prm
     separator = reader.convert_tokens_to_ids(SEPARATOR)
@@ -97,6 +97,7 @@ def score_steps(
         turns = encode(reader, _blank(question), [text for _, text in of_response])
         inputs.append(torch.tensor(turns[: model.config.max_position_embeddings]))
     micro_batches = pack(range(len(inputs)), list(map(len, inputs)), micro_tokens)
+    device = rollouts.ids.device
     results = {}
     for rows in tqdm(micro_batches, desc="score steps", leave=False, disable=None):
         ids = cat_padded([inputs[row][None] for row in rows.tolist()])  # (b, L) int64
@@ -109,7 +110,7 @@ def score_steps(
             step_starts = torch.tensor([start for start, _ in steps[row]])  # (K,)
             # (T_i,), -1 before the first step
             step = torch.bucketize(torch.tensor(token_starts), step_starts, right=True) - 1
-            results[row] = good, step.clamp_min(0)
+            results[row] = good.to(device), step.clamp_min(0).to(device)
     return [results[row] for row in range(len(inputs))]
 
 

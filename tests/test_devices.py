@@ -14,7 +14,6 @@ import train
 from credit import lora, teacher
 from credit.table import METHODS
 from grpo import rollout
-from harness import models
 from harness.config import with_values
 from harness.parallel import Ranks
 from harness.prepare import Parts, make_task
@@ -52,7 +51,7 @@ def run():
     config, task, _ = make_task(config, tokenizer, 512)
     parts = Parts(config, SmokeTask(**vars(task)), model, tokenizer, prm)
     # the adapter is there already, on the make-believe GPU
-    with mock.patch.object(models, "hf_generate", written), mock.patch.object(lora, "add"):
+    with mock.patch("fast.rollout.hf_generate", written), mock.patch.object(lora, "add"):
         yield build_run(parts, None, Ranks(0, 1, CUDA))
 
 
@@ -124,7 +123,7 @@ LEFT_ON_THE_CPU = [  # where, by which functions, and the method whose step meet
     ("grpo", "zeros tensor", "grpo"), ("credit.batch", "tensor", "grpo"),
     ("shear", "tensor arange", "shear"), ("fast.race", "arange", "shear"),
     ("sinkhorn", "arange", "shear reading=cost"), ("credit.ablations", "empty", "shear reading=cost"),
-    ("credit.methods", "full", "oracle"), ("credit.measures", "arange", "oracle"), ("credit.values", "arange", "kgae"),
+    ("credit.batch", "full", "oracle"), ("credit.measures", "arange", "oracle"), ("credit.values", "arange", "kgae"),
     ("credit.salience", "zeros", "oar-p"), ("credit.salience", "zeros arange", "attention"),
 ]  # fmt: skip
 
