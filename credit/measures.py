@@ -296,7 +296,8 @@ def worked_example(
         return []
     row = rows[0]
     tokens = pd.Series(tokens_of(tokenizer, rollouts, row))
-    line_of = tokens.str.contains("\n").cumsum().shift(fill_value=0)  # each token's line
+    # each token's line: how many tokens before it end one
+    line_of = tokens.str.contains("\n").cumsum().shift(fill_value=0)
     lines = []
     for _, line in tokens.groupby(line_of):
         mark = "  <- first error" if int(first_error[row]) in line.index else ""

@@ -2,7 +2,7 @@
 
     fast_rollout(model, tokenizer, prompts, ...)   the rollouts of `grpo.rollout`, sooner
     rows_that_fit(model, prompt, response)         how many the free memory of a GPU holds
-    row_bytes(config, prompt, response, itemsize)  memory of one while it is generated
+    row_bytes(config, prompt, response, itemsize)  memory of one rollout while it is generated
 
 Prompts are read once (`fast.prefill`) and rollouts that have ended leave the batch (`fast.decode`).
 """
@@ -17,7 +17,7 @@ from fast.decode import live_rows
 from fast.prefill import shared_prefill
 from grpo import AT_ONCE, Rollouts, hf_generate, rollout, token_ids
 
-# Share of the free memory for the rollouts generated together; the rest is for what is left out.
+# Share of the free memory for the rollouts generated together; `row_bytes` leaves the rest out.
 SHARE = 0.8
 
 
@@ -31,7 +31,7 @@ def fast_rollout(
     temperature: float,
     generate_batch: int = 0,
 ) -> Rollouts:
-    """`grpo.rollout`, sooner: `generate_batch` rollouts at a time, 0: on a GPU as many as fit."""
+    """`grpo.rollout`, sooner, `generate_batch` rollouts at a time (0: on a GPU as many as fit)."""
     batch_size = generate_batch or AT_ONCE
     if not generate_batch and model.device.type == "cuda":
         longest = max(map(len, token_ids(tokenizer, prompts)))

@@ -46,7 +46,7 @@ PER_FILE = 64
 def save(run: Run, step: int) -> None:
     """Write the checkpoint of `step` steps done.
 
-    Every rank must call it, when the policy that samples is up to date.
+    Every rank must call it, after the policy that samples has got the trained weights.
     """
     folder = run.folder / "checkpoints" / f"step-{step:06d}"
     draft = run.folder / "checkpoints" / f".writing-{step}"
@@ -63,8 +63,8 @@ def save(run: Run, step: int) -> None:
         dcp.save(state, storage_writer=writer)
     gather(None, run.ranks)  # until all have written
     if run.ranks.main:
-        report = {"step": step, "ranks": run.ranks.world, "settings": flat(run.config)}
-        files.write_json(draft / "complete.json", report)
+        about = {"step": step, "ranks": run.ranks.world, "settings": flat(run.config)}
+        files.write_json(draft / "complete.json", about)
         _remove(folder)
         draft.rename(folder)
         for old in files.checkpoints_of(run.folder)[: -run.config.checkpoints.keep]:
@@ -82,7 +82,7 @@ def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
     with together(run.ranks):
         metrics = rows_until(run.folder / "metrics.jsonl", step)
         samples = rows_until(run.folder / "samples.jsonl", step)
-        if (run.folder / "before.jsonl").exists():  # which the page reads after all steps
+        if (run.folder / "before.jsonl").exists():  # refused now: the page reads it at the end
             files.read_lines(run.folder / "before.jsonl")
         first, *history = metrics or [{}]
         if len(history) != step or "before" not in first:
@@ -104,7 +104,7 @@ def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
 
 
 def rows_until(path: Path, step: int) -> list[dict]:
-    """What a file of rows was after `step` steps, null as NaN; raises BadInput."""
+    """The rows that a file had after `step` steps, null as NaN; raises BadInput."""
     rows = [files.with_nan(row) for row in files.read_lines(path)]
     return [row for row in rows if row.get("step", 0) <= step and "after" not in row]
 
@@ -114,10 +114,11 @@ def load(path: Path, policy: Policy, optimizer: Optimizer, ranks: Ranks) -> None
 
     Every rank must call it. Raises BadInput.
     """
-    made_by = files.read_settings(path / "complete.json")["ranks"]
-    if made_by != ranks.world and ranks.main:
+    ranks_then = files.read_settings(path / "complete.json")["ranks"]
+    if ranks_then != ranks.world and ranks.main:
         print(
-            f"checkpoint of {made_by} ranks, now {ranks.world}: other random numbers from here on"
+            f"checkpoint of {ranks_then} ranks, now {ranks.world}: other random numbers from here "
+            "on"
         )
     try:
         with plain_errors():
@@ -160,8 +161,8 @@ def _remove(folder: Path) -> None:
 
 def _state(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
     """Weights and moments by name, tied weights once; loading writes into these very tensors."""
-    flat = StateDictOptions(flatten_optimizer_state_dict=True)
-    moments = get_optimizer_state_dict(policy, optimizer, options=flat)
+    options = StateDictOptions(flatten_optimizer_state_dict=True)
+    moments = get_optimizer_state_dict(policy, optimizer, options=options)
     state = {name: parameter.detach() for name, parameter in policy.named_parameters()}
     for name, value in moments.items():
         if name.startswith("state.") and isinstance(value, Tensor):

@@ -1,8 +1,11 @@
 """Evaluating a model on a benchmark: graded generations, and statistics of their scores.
 
     evaluate_benchmark(sampler, ...)  a row per generation, with its verdict
+    finished_blocks(path, ...)        what an evaluation that continues need not repeat
+    grade_file(path, ...)             the same rows, of responses from elsewhere (--replay)
     summarise(rows)                   one model on one benchmark: mean, error and shares
     paired_difference(rows, others)   two models' mean difference on problems that both answered
+    average(results)                  one model's mean over benchmarks
 
 **Protocol** (Sec. 5.2, App. J): temperature 0.1, no top-p, 3,000 tokens, templates and instruction
 as in training. A truncated response scores 0, as in training. If prompt and limit exceed the
@@ -53,7 +56,7 @@ from tasks.benchmarks import Loaded
 from tasks.problems import Task, choose_template, digest_of, grader, text_task
 from tasks.rows import BadInput, bad_input_on_error, from_files
 
-KEY = itemgetter("model", "benchmark", "seed", "block")  # of a row: which block it belongs to
+KEY = itemgetter("model", "benchmark", "seed", "block")  # tells a row's block from the others
 
 
 class Response(TypedDict):
@@ -120,8 +123,8 @@ def evaluate_benchmark(
             key = todo[start + ranks.rank]
             state = np.random.SeedSequence([key["seed"], key["block"], *benchmark.encode()])
             torch.manual_seed(int(state.generate_state(1)[0]))
-            made = grade_block(sampler, task, loaded, blocks[key["block"]], protocol)
-            own = [key | row for row in made]
+            graded = grade_block(sampler, task, loaded, blocks[key["block"]], protocol)
+            own = [key | row for row in graded]
         new = parallel.gather_items(own, ranks)
         if ranks.main:
             files.append_rows(path, new)
@@ -256,7 +259,7 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
     """
     source, revision, table = from_files([path], f"--replay {path}")
     needed = 'a row has "problem", "response", and "answer" or "tests": docs/evaluation.md'
-    usual = dict(model="replay", benchmark="replay", seed=0, truncated=False)
+    defaults = dict(model="replay", benchmark="replay", seed=0, truncated=False)
     lines = []
     for number, row in enumerate(table, 1):
         line = {name: value for name, value in row.items() if value is not None}
@@ -264,7 +267,7 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
             files.object_of(json.dumps(line), [Response])
             if "tests" in line or "answer" not in line:
                 style_of(line.get("tests"))
-        lines.append(usual | line | {"problem": str(line["problem"])})
+        lines.append(defaults | line | {"problem": str(line["problem"])})
 
     kinds = {"code" if "tests" in line else "math" for line in lines}
     graders = {kind: grader(kind, timeout_s, level) for kind in kinds}
@@ -281,10 +284,11 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
             verdict = Verdict(0.0, "truncated")
         row = {name: line[name] for name in ("model", "benchmark", "seed", "problem", "response")}
         rows.append(row | {"block": 0, "score": verdict.reward, "reason": verdict.reason})
-    table = pd.DataFrame(rows)
-    table["sample"] = table.groupby(["model", "benchmark", "seed", "problem"]).cumcount()
+    graded = pd.DataFrame(rows)
+    # the number of each response among those to its problem
+    graded["sample"] = graded.groupby(["model", "benchmark", "seed", "problem"]).cumcount()
     data = {}
-    for name, of_set in table.groupby("benchmark"):
+    for name, of_set in graded.groupby("benchmark"):
         data[name] = {
             "k": int(of_set["sample"].max()) + 1,
             "problems": of_set["problem"].nunique(),
@@ -292,20 +296,20 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
             "revision": revision,
             "window": None,
         }
-    return table.to_dict("records"), data
+    return graded.to_dict("records"), data
 
 
 # ---- estimators ----------------------------------------------------------------------------------
 
 
 def scores_by_problem(rows: list[dict]) -> pd.Series:
-    """Each problem's mean score over its samples, without those that could not be graded."""
+    """Problem -> the mean score of its samples, without those that could not be graded."""
     table = pd.DataFrame(rows).astype({"score": float})  # NaN for None
     return table.groupby("problem")["score"].mean().dropna()
 
 
 def pass_at_k(right: pd.Series, samples: pd.Series, k: int) -> pd.Series:
-    """The chance that k of these samples, drawn without replacement, include a right one."""
+    """By problem, the chance that k samples drawn without replacement include a right one."""
     return 1 - pd.Series(comb(samples - right, k) / comb(samples, k))
 
 
@@ -326,15 +330,16 @@ def summarise(rows: list[dict], passes: Sequence[int] = ()) -> dict:
         "truncated": (graded["reason"] == "truncated").mean(),
         "no_answer": (graded["reason"] == "no_answer").mean(),
     }
-    counts = graded.groupby("problem")["score"].agg(["sum", "count"])
+    counts = graded.groupby("problem")["score"].agg(right="sum", samples="count")
     for k in passes:
-        enough = counts[counts["count"] >= k]
-        chances = pass_at_k(enough["sum"], enough["count"], k)
+        enough = counts[counts["samples"] >= k]
+        chances = pass_at_k(enough["right"], enough["samples"], k)
         result[f"pass@{k}"] = chances.mean()
         result[f"pass@{k} error"] = chances.sem()
+    # avg@k of each seed: the mean over problems of the mean over a problem's samples
     by_seed = graded.groupby(["seed", "problem"])["score"].mean().groupby("seed").mean()
     if len(by_seed) > 1:
-        result["seeds"] = by_seed.rename(index=str).to_dict()
+        result["seeds"] = by_seed.rename(index=str).to_dict()  # JSON's keys are text
         result["seed_mean"] = by_seed.mean()
         result["seed_std"] = by_seed.std()
     return result

@@ -6,7 +6,7 @@ read_settings(path)                        a JSON object
 locked_folder(folder, ranks, settings)     a command's own folder, made and locked
 config_of(folder), run_of(path)            the run that a folder is, or that holds a model
 origin_of(path)                            what such a model was trained from
-checkpoints_of(run), find_checkpoint(path) complete ones, and the one to resume from
+checkpoints_of(run), find_checkpoint(path) a run's complete ones, and the one to resume from
 """
 
 import fcntl
@@ -355,7 +355,7 @@ def steps_of(run: Path) -> list[Path]:
 
 
 def step_of(folder: Path) -> int:
-    """The steps that were done at a checkpoint."""
+    """How many steps were done at a checkpoint."""
     return int(folder.name.removeprefix("step-"))
 
 
@@ -365,10 +365,10 @@ def find_checkpoint(path: Path) -> tuple[Path, dict]:
     Raises BadInput where there is none.
     """
     if not (path / "complete.json").is_file():
-        found = checkpoints_of(path)
-        if not found:
+        complete = checkpoints_of(path)
+        if not complete:
             raise BadInput(
                 f"--resume {path}: has no complete checkpoint in checkpoints/; give a run's folder"
             )
-        path = found[-1]
+        path = complete[-1]
     return path, read_settings(path / "complete.json")

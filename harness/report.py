@@ -165,11 +165,11 @@ def accuracies(
 
     The sampled ones of a problem are adjacent; their error is clustered by problem.
     """
-    alone = pd.Series(rewards_of(greedy))
+    of_greedy = pd.Series(rewards_of(greedy))  # (problems,); NaN: no verdict, in no number
     groups = pd.DataFrame(rewards_of(sampled).reshape(-1, group_size))  # (problems, G)
     by_problem = groups.mean(axis=1)
     return {
-        "greedy": (alone.mean(), alone.sem(), int(alone.count())),
+        "greedy": (of_greedy.mean(), of_greedy.sem(), int(of_greedy.count())),
         "sampled": (by_problem.mean(), by_problem.sem(), int(groups.count().sum())),
     }
 
@@ -322,7 +322,7 @@ def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, pa
 
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     rewards, weights = figure.subplots(1, 2)
-    rows = pd.DataFrame(history)  # one per step
+    rows = pd.DataFrame(history)  # one per step, a column per metric
     steps = rows["step"]
     rewards.plot(steps, rows["reward"], color=INK, label="right, training batch")
     rewards.plot(steps, rows["equal_groups"], color=FAINT, label="groups without signal")

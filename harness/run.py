@@ -1,9 +1,14 @@
 """A training run: its folder, how its parts are put together, and how it ends early.
 
-open_folder(parts, ranks)        the run's folder, its plan printed
-build_run(parts, folder, ranks)  -> Run: what is trained, what samples, the optimizer
-interruptible(run)               Ctrl-C ends the run after the step that is being taken
-check_policy(run, step)          ends a run whose logits are not finite
+open_folder(parts, ranks)          the run's folder, its plan printed
+build_run(parts, folder, ranks)    -> Run: what is trained, what samples, the optimizer
+credit_context(run, policy, step)  what a credit method may use besides its batch
+interruptible(run)                 Ctrl-C ends the run after the step that is being taken
+on_benchmarks(run, step)           the policy's results on the --bench sets
+finish(run, ...)                   the trained model, and the run's last lines
+check_policy(run, step)            ends a run whose logits are not finite
+sample_and_grade(run, ...)         rollouts and their verdicts
+resample_equal(run, ...)           other groups for those of equal rewards: dynamic sampling
 """
 
 import shlex
@@ -124,8 +129,8 @@ def resume_command(config: TrainConfig, folder: Path, last: Path) -> str:
 
     It has the flags that were given anew since that checkpoint was saved.
     """
-    report = files.read_settings(last / "complete.json")
-    saved = flat(read_config(report["settings"], str(last)))
+    checkpoint = files.read_settings(last / "complete.json")
+    saved = flat(read_config(checkpoint["settings"], str(last)))
     words = ["python", "train.py", "--resume", str(folder)]
     for name, value in sorted(flat(config).items()):
         if name in MAY_CHANGE and name != "resume" and value != saved[name]:
@@ -222,7 +227,10 @@ def seed_of(seed: int, step: int = EVALUATION, rank: int = 0) -> int:
 
 
 def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
-    """What the policy reaches on --bench after a step; its generations go to the run's eval/."""
+    """The policy's results on the --bench sets after `step` steps, by benchmark.
+
+    Its generations go to the run's eval/.
+    """
     name = str(run.folder / "model")
     sampler = Sampler(run.actor.model, run.tokenizer, name, run.config.machine.generate_batch)
     path = run.folder / "eval" / f"step-{step:06d}.jsonl"
@@ -247,7 +255,7 @@ def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
 
 
 def finish(run: Run, before: dict, after: dict, history: list[dict]) -> None:
-    """The trained model and the last words of a run."""
+    """Save the trained model, and print the run's last lines."""
     if not run.ranks.main:
         return
     with files.whole_folder(run.folder / "model") as draft:
@@ -300,7 +308,7 @@ def resample_equal(
     verdicts: list[Verdict],
     clock: report.Clock,
 ) -> tuple[list[dict], Rollouts, list[Verdict], int]:
-    """Resample groups whose rewards are all equal, at most N times.
+    """Replace groups whose rewards are all equal, in at most --dynamic-sampling rounds.
 
     Returns all groups' problems, rollouts and verdicts, and how many groups were replaced.
 
@@ -315,7 +323,7 @@ def resample_equal(
     size = sampling.rollouts_per_prompt
     for round in range(1, 1 + sampling.dynamic_sampling):
         groups = pd.DataFrame(rewards_of(verdicts).reshape(-1, size))  # NaN: no verdict
-        equal = np.flatnonzero(groups.nunique(axis=1) < 2)  # without NaN
+        equal = np.flatnonzero(groups.nunique(axis=1) < 2)  # NaN does not count
         if not equal.size:
             break
         drawn = run.task.draw(step, sampling.prompts_per_step, run.config.seed, round)
@@ -325,6 +333,7 @@ def resample_equal(
         )
         for group, problem in zip(equal, others, strict=True):
             problems[group] = problem
+        # the rollouts of these groups
         rows = np.arange(len(verdicts)).reshape(-1, size)[equal].flatten().tolist()
         for row, verdict in zip(rows, new_verdicts, strict=True):
             verdicts[row] = verdict

@@ -1,6 +1,6 @@
 """Credit against the truth: true token advantages, line by line, and true first errors.
 
-    measure(...)        how well credit goes with true advantages, for `studies.compare`
+    measure(...)        how well credit agrees with true advantages, for `studies.compare`
     against_truth(...)  how well its weights find the first error, for `studies.diagnose`
 
 Credit methods guess from one verdict per rollout what each token contributed. For the line of
@@ -11,14 +11,15 @@ tokens s to e that is
 where V(t) is the policy's chance of a right answer after the first t tokens. V after the last token
 is the rollout's own verdict. Any other V is estimated by p, the mean verdict of K fresh
 continuations, with the same temperature and limit of the whole response, so a_hat = a + noise.
-The verdicts' sample variance over K, p (1 - p) / (K - 1), is an unbiased estimate of p's variance,
-and a line's noise variance the sum over its two ends. A line's credit c is the mean token advantage
+The verdicts' sample variance over K, p (1 - p) / (K - 1), is an unbiased estimate of p's variance;
+a line's noise variance is the sum over its two ends. A line's credit c is the mean token advantage
 of its tokens. Over all lines of the groups with right and wrong rollouts,
 
     r = corr(c, a_hat)     reliability = (var(a_hat) - mean noise variance) / var(a_hat)
     corrected = r / sqrt(reliability)
 
-The correction is valid as fresh continuations' noise is independent of credit and advantage.
+The correction is valid because the noise of fresh continuations is independent of credit and of the
+advantage.
 
 First errors: how well weights tell a wrong rollout's tokens from its first error on from those
 before it, and how far off the largest weight lies (`measures.localisation`, `peak`), for every
@@ -85,9 +86,10 @@ def weights_of(batch: Batch, context: Context, credit: Credit) -> Tensor:
 def measure(
     parts: Parts, problems: list[dict], methods: dict[str, Credit], continuations: int
 ) -> dict:
-    """`agreement` of each method's credit with the true advantages, on rollouts to these problems.
+    """`agreement` of each method's credit with true advantages, on rollouts to these problems.
 
-    Random numbers depend on the seed and the problem's number alone.
+    `methods` has each method's settings by its name. Random numbers depend on the seed and the
+    problem's number alone.
     """
     context = context_at_start(parts)
     lines = []
@@ -120,7 +122,7 @@ def line_ends(text: str, length: int) -> list[int]:
     included.
     """
     sizes = [len(SYMBOL.findall(line)) for line in text.splitlines(keepends=True)]
-    return [0, *list(accumulate(sizes))[:-1], length]
+    return [0, *accumulate(sizes[:-1]), length]
 
 
 def value_of(scores: list[float | None]) -> tuple[float, float]:
@@ -133,9 +135,9 @@ def value_of(scores: list[float | None]) -> tuple[float, float]:
 
 
 def line_stats(group: Prefixes, advantages: Tensor, weights: dict[str, Tensor]) -> list[dict]:
-    """The lines of graded rollouts: true advantage, its noise variance, and each method's credit.
+    """The lines of graded rollouts: each its "advantage", "noise" and the credit by each method.
 
-    A line is left out if the value at one of its ends is not known.
+    "noise" is the variance of the advantage's error. A line is left out if that is not known.
     """
     lines = []
     for row, score in enumerate(group.scores):
@@ -143,8 +145,9 @@ def line_stats(group: Prefixes, advantages: Tensor, weights: dict[str, Tensor]) 
             continue
         ends = [*group.ends[row], len(group.responses[row])]
         values = [*map(value_of, group.continued[row]), (score, 0.0)]
-        for (start, before), (end, after) in pairwise(zip(ends, values, strict=True)):
-            line = {"advantage": after[0] - before[0], "noise": after[1] + before[1]}
+        places = zip(ends, values, strict=True)
+        for (start, (before, noise)), (end, (after, end_noise)) in pairwise(places):
+            line = {"advantage": after - before, "noise": end_noise + noise}
             for name, of_tokens in weights.items():
                 line[name] = of_tokens[row, start:end].mean().item() * advantages[row].item()
             if not math.isnan(line["noise"]):
@@ -153,7 +156,7 @@ def line_stats(group: Prefixes, advantages: Tensor, weights: dict[str, Tensor]) 
 
 
 def agreement(lines: list[dict], methods: list[str]) -> dict[str, dict[str, float]]:
-    """r, reliability and corrected r of each method's credit; not finite where not defined."""
+    """Each method's "r", "corrected" r and "reliability"; not finite where not defined."""
     table = pd.DataFrame(lines, columns=["advantage", "noise", *methods], dtype=float)
     r = table[methods].corrwith(table["advantage"])
     reliability = 1 - table["noise"].mean() / table["advantage"].var(ddof=0)
@@ -175,14 +178,14 @@ def against_truth(
 ) -> dict:
     """Score every credit method, and SHEAR with changed options, against the true first errors.
 
-    The result has "methods" and "settings", each name -> `measure_place`. `options` are those given
-    for SHEAR, and `signals` are further weights, (G, T) per batch, which are added to the settings.
-    What cannot be measured goes to `left_out`, with the reason.
+    The result has "methods" and "settings", each name -> the result of `measure_place`. `options`
+    are those given for SHEAR, and `signals` are further weights, (G, T) per batch, which are added
+    to the settings. What cannot be measured goes to `left_out`, with the reason.
     """
     task = context.task
     shear = context.shear
     errors = torch.cat([batch.true_errors(task, context.tokenizer) for batch in batches])  # (B, 2)
-    errors = torch.where(errors[:, :1] > 0, errors, -1)
+    errors = torch.where(errors[:, :1] > 0, errors, -1)  # before the first token is nothing
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
     if localisation(mask.float(), mask, errors) is None:
         left_out.append(
@@ -204,13 +207,13 @@ def against_truth(
     sizes = torch.tensor([len(batch.rewards) for batch in batches])
     group = torch.arange(len(batches)).repeat_interleave(sizes)  # (B,)
     results: dict[str, dict[str, dict]] = {"methods": {}, "settings": {}}
-    parts = {"methods": of_methods, "settings": changes_of(shear, options)}
-    for part, runs in parts.items():
-        for name, (credit, changed) in tqdm(runs.items(), part, leave=False, disable=None):
-            own = replace(context, shear=changed)
-            of_batches = [weights_of(batch, own, credit) for batch in batches]
+    sections = {"methods": of_methods, "settings": changes_of(shear, options)}
+    for section, measured in sections.items():
+        for name, (credit, changed) in tqdm(measured.items(), section, leave=False, disable=None):
+            changed_context = replace(context, shear=changed)
+            of_batches = [weights_of(batch, changed_context, credit) for batch in batches]
             weights = cat_padded(of_batches)  # (B, T)
-            results[part][name] = measure_place(weights, mask, errors, group, shear.window)
+            results[section][name] = measure_place(weights, mask, errors, group, shear.window)
     for name, of_batches in signals.items():
         results["settings"][name] = measure_place(
             cat_padded(of_batches), mask, errors, group, shear.window
@@ -221,34 +224,37 @@ def against_truth(
 def measure_place(
     weights: Tensor, mask: Tensor, errors: Tensor, group: Tensor, window: int
 ) -> dict:
-    """Measure where weights (B, T) lie around the first errors (B, 2) of rollouts.
+    """Measure where weights (B, T) lie around the first errors of rollouts.
 
-    `group` (B,) is the number of each rollout's group.
+    `errors` (B, 2) is where the first wrong step starts and ends, -1 for rollouts that do not
+    count; `group` (B,) is the number of each rollout's group.
     """
     found = localisation(weights, mask, errors)
     assert found is not None  # there are tokens before and after an error: these are known
     place: dict = found | {"peak": peak(weights, mask, errors)}
+    # the wrong step's last token, after a window of tokens before the step
     last_wrong = torch.where(errors[:, 0] >= window, errors[:, 1] - 1, -1)  # (B,)
     place["half_risen"] = half_risen(around(weights, mask, last_wrong, 2 * window), window)
     place["around"] = around(weights, mask, errors[:, 0], 2 * window)
     position = positions(mask)
-    counts = mask & (errors[:, :1] >= 0)  # (B, T)
-    after = (position >= errors[:, :1])[counts]  # (n,)
-    group_of = group[:, None].expand_as(mask)[counts]  # (n,)
-    aucs = auc_without_each(weights[counts], after, group_of)  # (1 + groups,)
+    counted = mask & (errors[:, :1] >= 0)  # (B, T), n tokens
+    after = (position >= errors[:, :1])[counted]  # (n,)
+    group_of = group[:, None].expand_as(mask)[counted]  # (n,)
+    aucs = auc_without_each(weights[counted], after, group_of)  # (1 + groups,)
     place["auc_half"] = jackknife_half(aucs)
-    more = aucs - auc_without_each(position[counts], after, group_of)
+    more = aucs - auc_without_each(position[counted], after, group_of)
     place["over_position"] = [float(more[0]), jackknife_half(more)]
     lowest = weights.masked_fill(~mask, math.inf).amin(1)  # (B,)
-    floor = torch.full_like(lowest, math.inf).scatter_reduce(0, group, lowest, "amin")  # of groups
+    # a group's number -> its lowest weight
+    floor = torch.full_like(lowest, math.inf).scatter_reduce(0, group, lowest, "amin")
     place["shares"] = shares_by_part(weights, mask, errors)
     place["shares_above_floor"] = shares_by_part(weights - floor[group][:, None], mask, errors)
     return place
 
 
 def auc_without_each(values: Tensor, positive: Tensor, group: Tensor) -> np.ndarray:
-    """The AUC of n values, and that of all groups but one, for each group: (1 + groups,)."""
-    kept = [torch.ones_like(positive), *(group != left for left in group.unique())]
+    """The AUC of n values, then for each group that of all others: (1 + groups,)."""
+    kept = [torch.ones_like(positive)] + [group != left_out for left_out in group.unique()]
     values = values.double()
     aucs = []
     for rows in kept:
@@ -259,14 +265,15 @@ def auc_without_each(values: Tensor, positive: Tensor, group: Tensor) -> np.ndar
 def jackknife_half(estimates: np.ndarray) -> float:
     """Half the width of the 90% interval by the jackknife over groups.
 
-    `estimates` are the estimate from all groups, and those without each group.
+    `estimates` are the estimate from all groups, and those without each group. These differ n - 1
+    times less than estimates from one group each would.
     """
-    without = pd.Series(estimates[1:])
+    without = pd.Series(estimates[1:])  # (n,)
     return (len(without) - 1) * half_width(without)
 
 
 def half_width(values: pd.Series) -> float:
-    """Half the width of the 90% interval of a mean by Student's t; NaN for one value or NaN."""
+    """Half the width of a mean's 90% interval by Student's t; NaN for one value, or with a NaN."""
     return float(stats.t.ppf(0.95, len(values) - 1) * values.sem(skipna=False))
 
 
@@ -278,21 +285,22 @@ def half_risen(curve: list[float | None], window: int) -> int | None:
     to the largest in the w tokens after it; None where the curve lacks these, or does not rise.
     """
     radius = len(curve) // 2
-    values = pd.Series(curve, range(-radius, radius + 1), dtype=float)  # None becomes NaN
+    # by offset, of which `loc` takes both ends; None becomes NaN
+    values = pd.Series(curve, range(-radius, radius + 1), dtype=float)
     before = values.loc[:-window].max()
     after = values.loc[1:window].max()
     if not before < after:  # nor where one of them is NaN
         return None
     risen = values.loc[1 - window :] >= (before + after) / 2
-    return int(risen.idxmax())
+    return int(risen.idxmax())  # the first that is true
 
 
 def changes_of(shear: Shear, options: tuple[str, ...]) -> dict[str, tuple[Credit, Shear]]:
     """SHEAR with one setting or option changed at a time."""
     plain = Credit("shear", options)
     changes: list[dict[str, float]] = []
-    for factor in (2, 4, 8):
-        window = max(1, shear.window * factor // 3)
+    for thirds in (2, 4, 8):
+        window = max(1, shear.window * thirds // 3)
         changes.append({"window": window, "stride": min(shear.stride, window)})
     changes.append({"stride": max(1, shear.stride // 2)})
     changes.append({"stride": min(2 * shear.stride, shear.window)})
@@ -302,12 +310,11 @@ def changes_of(shear: Shear, options: tuple[str, ...]) -> dict[str, tuple[Credit
     for change in changes:
         other = with_values(shear, change)
         if other != shear:
-            name = ", ".join(f"{name} {value:g}" for name, value in change.items())
+            name = ", ".join(f"{setting} {value:g}" for setting, value in change.items())
             settings[name] = plain, other
-    values = plain.options
     for name in ("pool", "reading", "distance"):
         for choice in METHODS["shear"].options[name].choices:
-            if choice != values[name]:
+            if choice != plain.options[name]:
                 credit = Credit("shear", (*options, f"{name}={choice}"))
                 settings[f"{name} {choice}"] = credit, shear
     return settings

@@ -7,31 +7,32 @@
 
 Other flags are those of train.py. The last command shows runs in one table and one picture.
 
-An arm is a method, and what is changed of it, in any order: `-mean1` (a group's mean weight is 1),
-`-wrong-X` (wrong rollouts' advantages times X), `-dynamic` (dynamic sampling), `-lora` (an adapter
-of rank 16). `shear-mean1` and `grpo-wrong-.12` are controls: methods differ in the size of their
-steps, and in how much they punish. `-NAME=VALUE` is an option of the method.
+An arm is a method, followed by any changes: `-mean1` (a group's mean weight is 1), `-wrong-X`
+(wrong rollouts' advantages times X), `-dynamic` (dynamic sampling), `-lora` (an adapter of rank
+16), `-NAME=VALUE` (an option of the method). `shear-mean1` and `grpo-wrong-.12` are controls,
+because methods differ in the size of their steps and in how much they punish.
 
-A trial is an arm, a learning rate and a seed. Four stages run one after the other: `tune` tries
-half, one and two times the task's `--lr` (adapters: ten times that) on two seeds, and further while
-the best lies at an end, or only `--rates`; `confirm` takes each arm's best rate on `--seeds`. On
-the embedded task `cost` times a step of each arm, and of GRPO by turns; `advantages` measures true
-token advantages at the start. Arms of a seed go from one start, or from starts made alike, and see
-the same problems. Finished trials are lines of `--rows`, which is only added to: the same command
-goes on where it was interrupted, and prints the table where nothing lacks. Other flags of train.py
-are another task, whose trials may go to the same file; trials of other code are not added to.
+A trial is an arm, a learning rate and a seed. Four stages run one after the other. `tune` tries
+half, one and two times the task's `--lr` (adapters: ten times that) on two seeds, and further rates
+while the best lies at an end, or only `--rates`. `confirm` trains each arm at its best rate on
+`--seeds`. On the embedded task, `cost` times steps of each arm and of GRPO by turns, and
+`advantages` measures true token advantages at the start. All arms of a seed start from the same
+model and see the same problems. Finished trials are appended to `--rows`. So the same command
+continues where it was interrupted, and prints the table when no trial is missing. Other flags of
+train.py make another task, whose trials may go to the same file; a task whose trials were made by
+other code is refused.
 
-The table has means over the seeds, D the mean of the differences from GRPO, paired by seed, with
-its 90% interval by Student's t, and on how many seeds it is positive:
+The table has means over the seeds. D is the mean difference from GRPO, paired by seed, with its 90%
+interval (Student's t) and the number of seeds on which it is positive:
     curve            mean reward of all training steps
     held out         accuracy on `--heldout` (256) problems after training, sampled as in training
     AUC              of the weights against the true first error, before / after training
-    wrong step       the same of the wrong step alone
+    wrong step       AUC of the wrong step against all other tokens, before / after training
     correlation      of credit with true token advantages at the start, corrected for their noise
-    extra cost       a step's time beside GRPO's, median of three
+    extra cost       how much longer a step takes than GRPO's, medians of three steps
     weight, share    mean weight of tokens, and the share of them that it is spread over
 
-Left out: several GPUs, and the process reward model of a real one: run train.py for these.
+Left out: several GPUs, and process reward models outside the embedded task: run train.py for these.
 """
 
 import contextlib
@@ -60,7 +61,8 @@ from harness.config import PathFlag, Seeds, Texts, parse_study
 from tasks.rows import BadInput
 from tasks.settings import LARGE, TASKS, Count, number, read_number, several
 
-OPTIONS: dict[str, dict] = {"sdpo": {"method_option": ("mix=0.9",)}}  # for a weak model
+# What an arm sets, besides the method: by the method's name (here for a weak model), by a change's.
+OPTIONS: dict[str, dict] = {"sdpo": {"method_option": ("mix=0.9",)}}
 CHANGES: dict[str, dict] = {
     "mean1": {"rescale": "mean1"},
     "dynamic": {"dynamic_sampling": 4},
@@ -78,7 +80,7 @@ ARMS_HELP = (
 
 
 def flags_of(arm: str) -> dict:
-    """The flags of train.py that an arm sets; raises BadInput for the name of none."""
+    """The flags of train.py that an arm sets; raises BadInput for an unknown arm."""
     method, *changes = re.split(r"-(?=mean1|dynamic|lora|wrong-|\w+=)", arm)
     flags: dict = {"method": method} | OPTIONS.get(method, {})
     try:
@@ -141,7 +143,7 @@ from studies.advantages import half_width, measure
 
 OURS = "method seed lr name out resume prm"  # flags of train.py that trials set themselves
 LOWEST, HIGHEST = 1 / 8, 8  # bounds of a grid's rates, as multiples of its middle
-HELDOUT = 256  # problems, if not given
+HELDOUT = 256  # problems, if --heldout is not given
 TRAINING = "", "credit", "fast", "grading", "harness", "tasks"  # folders of the code that trains
 GROUPS, CONTINUATIONS = 16, 16  # for measuring true token advantages
 TIMED = 3  # steps
@@ -149,7 +151,7 @@ CREDIT = {"method", "method_option", "rescale", "negative_scale"}  # flags that 
 
 
 class Line(TypedDict):
-    """A trial's line in --rows: what tells it from the others, and what its stage measures."""
+    """A trial's line in --rows: the fields of `Trial`, then what its stage measures."""
 
     stage: Literal["tune", "confirm", "cost", "advantages"]
     cell: str
@@ -176,14 +178,11 @@ class Cell(NamedTuple):
     lr: float
     arms: list[str]
     tuning: Sequence[int] = TUNING  # seeds
-    rates: Sequence[float] = ()  # in place of the grid's
+    rates: Sequence[float] = ()  # if given, these instead of the grid
 
 
 class Trial(NamedTuple):
-    """The keys of a trial's line that tell it from the others.
-
-    `cell` is a task's flags, `rule` an arm.
-    """
+    """The values that identify a trial; `cell` is a task's flags, `rule` an arm."""
 
     stage: str
     cell: str
@@ -192,7 +191,7 @@ class Trial(NamedTuple):
     lr: float
 
 
-# Numbers of a trial, and columns of a table of trials; what is within another has a dot.
+# The numbers of a trial that are compared; "before.auc" is "auc" in the dictionary "before".
 OUTCOMES = (
     "curve sampled weight_mean ess before.auc after.auc before.auc_step after.auc_step".split()
 )
@@ -201,7 +200,7 @@ COLUMNS = [*Trial._fields, *OUTCOMES, "code", "rewards", "step", "of_grpo", "adv
 
 @run_command(memory="lower --jobs or --micro-tokens")
 def main(argv: list[str] | None = None) -> None:
-    """The trials that are not there yet, and the table."""
+    """Run the trials that are missing, then print the table."""
     flags, others = parse_study(Compare, argv)
     if flags.runs:
         return draw(flags.runs)
@@ -228,12 +227,12 @@ def main(argv: list[str] | None = None) -> None:
     for stage, seeds in stages.items():
         run_stage(stage, cell, seeds, flags.rows, flags.jobs)
     trials = trials_in(flags.rows)
-    counts = (trials["stage"] != "confirm") | trials["seed"].isin(flags.seeds)
-    print("\n".join(tables.markdown(table_of(trials[counts], cell))))
+    shown = (trials["stage"] != "confirm") | trials["seed"].isin(flags.seeds)
+    print("\n".join(tables.markdown(table_of(trials[shown], cell))))
 
 
 def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: int) -> None:
-    """The trials of a stage, until none lacks: a grid grows with its results."""
+    """Run the trials of a stage until none is missing: a grid grows with its results."""
     while True:
         missing = missing_trials(stage, trials_in(path), cell, seeds)
         if not missing:
@@ -260,7 +259,7 @@ def draw(runs: Sequence[str]) -> None:
         rows = files.read_lines(Path(run) / "metrics.jsonl", apart=["step"])
         rewards = [row["reward"] for row in rows if "step" in row]
         curves[run] = [rewards]
-        mean = pd.Series(rewards, dtype=float).mean()  # without null
+        mean = pd.Series(rewards, dtype=float).mean()  # null does not count
         line = {"run": run, "steps": str(len(rewards)), "reward": f"{mean:.3f}"}
         for row in rows:
             for when in row.keys() & {"before", "after"}:
@@ -274,11 +273,14 @@ def draw(runs: Sequence[str]) -> None:
 
 
 def trials_in(path: Path) -> pd.DataFrame:
-    """The trials that have run, with COLUMNS; raises BadInput for a file of something else."""
-    apart = ["seconds", *Trial._fields]  # a trial may have been measured twice
+    """A row per finished trial, with COLUMNS; NaN is what its stage does not measure.
+
+    Raises BadInput for a file of something else.
+    """
+    apart = ["seconds", *Trial._fields]  # a trial that ran twice took another time
     lines = files.read_lines(path, [Line], apart) if os.path.lexists(path) else []
     trials = pd.json_normalize(lines, max_level=1).reindex(columns=COLUMNS)
-    # the mean over the steps, without those in which nothing could be graded
+    # the mean over the steps; one in which nothing could be graded, null, does not count
     trials["curve"] = [pd.Series(rewards, dtype=float).mean() for rewards in trials["rewards"]]
     return trials
 
@@ -297,7 +299,7 @@ def code_of_training() -> str:
 def refuse_other_code(cell: Cell, path: Path) -> None:
     """Raise BadInput if the task has trials of other code.
 
-    Trials without a digest are not told apart.
+    Trials without a digest are accepted.
     """
     trials = trials_in(path)
     codes = set(trials["code"][trials["cell"] == cell.flags].dropna())
@@ -317,7 +319,7 @@ def settings_of_trial(arm: str, others: list[str]) -> TrainConfig:
 def missing_trials(
     stage: str, trials: pd.DataFrame, cell: Cell, seeds: Sequence[int]
 ) -> list[Trial]:
-    """The trials of a stage that have not run."""
+    """The trials of a stage that have not run; `trials` has those that have."""
     ran = set(trials[list(Trial._fields)].itertuples(index=False, name=None))
     # at the start one trial has the credit of all arms
     arms = ["grpo"] if stage == "advantages" else cell.arms
@@ -329,7 +331,7 @@ def missing_trials(
 
 
 def rates_of(stage: str, cell: Cell, arm: str, trials: pd.DataFrame) -> Sequence[float]:
-    """The learning rates of a stage's trials, by those that have run."""
+    """The learning rates of a stage's trials, which depend on the trials that have run."""
     curves = mean_curves(cell, arm, trials)
     if stage == "confirm":
         return [curves.idxmax()]
@@ -358,17 +360,18 @@ def grid(middle: float, curves: pd.Series) -> list[float]:
 
 
 def trials_of(trials: pd.DataFrame, stage: str, cell: str, arm: str) -> pd.DataFrame:
-    """Those of a stage, a task and an arm."""
+    """The rows of a stage, a task and an arm."""
     own = trials[(trials["stage"] == stage) & (trials["cell"] == cell)]
     return own[own["rule"] == arm]
 
 
 def mean_curves(cell: Cell, arm: str, trials: pd.DataFrame) -> pd.Series:
-    """Mean training reward over the steps and seeds of `tune`, by learning rate.
+    """Learning rate -> mean training reward over the steps and seeds of `tune`.
 
     It has the rates that all seeds have run.
     """
     own = trials_of(trials, "tune", cell.flags, arm)
+    # a row per rate, a column per seed; NaN where that trial has not run
     curves = own.pivot_table("curve", "lr", "seed").reindex(columns=cell.tuning)
     if cell.rates:
         curves = curves.reindex(cell.rates)
@@ -379,7 +382,7 @@ def mean_curves(cell: Cell, arm: str, trials: pd.DataFrame) -> pd.Series:
 
 
 def run_from_one_start(cell: Cell, path: Path, trials: list[Trial]) -> None:
-    """Trials of one seed, one after the other; each adds its line to the file."""
+    """Run trials of one seed, one after the other; each adds its line to the file."""
     with tempfile.TemporaryDirectory() as out:
         start: list[str] = []  # flags: the first trial makes the start, the others load it
         for number, trial in enumerate(trials):
@@ -410,7 +413,7 @@ def open_trial(config: TrainConfig) -> Iterator[Run]:
 
 
 def train_only(run: Run, cell: Cell) -> dict:
-    """The rewards of every step, which choose a learning rate, and where credit went."""
+    """Train; return each step's reward, and what weight tokens had on average."""
     steps = range(run.config.optimisation.steps)
     metrics = pd.DataFrame([train.train_step(run, step)[0] for step in steps])
     means = metrics[["weight_mean", "ess"]].mean().round(4)
@@ -418,10 +421,9 @@ def train_only(run: Run, cell: Cell) -> dict:
 
 
 def run_trial(run: Run, cell: Cell) -> dict:
-    """The trial's row: its rewards, and the held-out accuracy afterwards.
+    """Train, and measure held-out accuracy afterwards and credit's AUCs before and afterwards.
 
-    The accuracy is the share of right ones among responses to the held-out problems, as many to
-    each as in training.
+    The accuracy is the share of right responses to the held-out problems, sampled as in training.
     """
     sampling = run.config.sampling
     before = train.evaluate(run, 0)
@@ -440,9 +442,9 @@ def run_trial(run: Run, cell: Cell) -> dict:
 
 
 def advantages_of(run: Run, cell: Cell) -> dict:
-    """Measure true advantages at the start, for the arms whose credit differs.
+    """Measure each arm's credit against true advantages at the start.
 
-    Arms that need another model are left out.
+    Arms that need another model, or differ in more than credit, are left out.
     """
     arms = {}
     for arm in cell.arms:
@@ -455,7 +457,7 @@ def advantages_of(run: Run, cell: Cell) -> dict:
 
 
 def cost_of(run: Run, cell: Cell) -> dict:
-    """Median seconds of a step beside those of GRPO's.
+    """Median seconds of a step, and of GRPO's.
 
     Both take steps from the same start, by turns, so that drift hits both.
     """
@@ -485,7 +487,7 @@ MEASURES = {"tune": train_only, "confirm": run_trial, "cost": cost_of, "advantag
 
 
 def outcomes_of(trials: pd.DataFrame, cell: str, arm: str) -> pd.DataFrame:
-    """OUTCOMES of the trials of an arm that are compared, by seed."""
+    """A row per seed, from the arm's trials of `confirm`, with the columns OUTCOMES."""
     return trials_of(trials, "confirm", cell, arm).set_index("seed")[OUTCOMES].astype(float)
 
 
@@ -502,8 +504,9 @@ def with_interval(values: pd.Series) -> str:
 
 
 def table_of(trials: pd.DataFrame, cell: Cell) -> list[dict[str, str]]:
-    """A line per arm, of trials whose seeds are those of the table."""
+    """A line per arm; `trials` has no other seeds of `confirm` than the table's."""
     rates = {arm: mean_curves(cell, arm, trials).idxmax() for arm in cell.arms}
+    # per seed, arm -> how its credit agrees with true advantages
     at_start = trials_of(trials, "advantages", cell.flags, "grpo")["advantages.methods"]
     at_own_rate = trials[trials["lr"] == trials["rule"].map(rates)]
     of_grpo = outcomes_of(at_own_rate, cell.flags, "grpo")
@@ -530,7 +533,7 @@ def table_of(trials: pd.DataFrame, cell: Cell) -> list[dict[str, str]]:
 
 
 def mean_of(values: pd.Series) -> str:
-    """The mean of those that are known, exact where pandas rounds its sum; a dash for none."""
+    """The mean of the known values; a dash for none. Its sum is exact, which pandas' is not."""
     known = values.dropna()
     return f"{statistics.mean(known):.2f}" if len(known) else "-"
 

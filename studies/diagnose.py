@@ -147,7 +147,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
-    """From a model to numbers and figures in `--out`."""
+    """Sample or read the groups, measure, and write numbers and figures to `--out`."""
     out = flags.out
     values = flat(config) | vars(flags)
     decided = {name: values[name] for name in DECIDES}
@@ -165,6 +165,7 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
         raise BadInput(f"--groups {flags.groups}: {none_mixed}")
     length = statistics.median(len(ids) for group in groups for ids in group.responses)
     print(report.span_note(length, config.shear), flush=True)
+    # a row per group; None, and what a smaller group of --rollouts lacks, do not count
     accuracies = pd.DataFrame([group.scores for group in groups], dtype=float).mean(axis=1)
     left_out: list[str] = []
     results: dict = {
@@ -206,11 +207,14 @@ class Read(NamedTuple):
 def read_all(
     groups: list[Prefixes], layers: Sequence[int], context: Context, options: tuple[str, ...]
 ) -> Read:
-    """Read the groups' states, also after these decoder layers; `options` are SHEAR's."""
+    """Read the groups' hidden states; `options` are SHEAR's.
+
+    SHEAR's weights are also read from the states after each of these decoder `layers`.
+    """
     task = context.task
     shear = Credit("shear", options)
     read = Read([], defaultdict(list), [], [])
-    # `first` is slow (it solves every pair of spans), so only where the truth is known.
+    # `first` is slow (it solves every pair of spans), so it runs only where the truth is known.
     others = ("grpo", "first", "oracle") if task.first_error else ("grpo",)
     for group in tqdm(groups, "hidden states and distances", leave=False, disable=None):
         batch = score_group(group, context)
@@ -219,7 +223,7 @@ def read_all(
             weights[name] = weights_of(batch, context, Credit(name))
         read.closest.append(batch.closest)
         read.samples.extend(sample_rows(0, context.tokenizer, task, batch, weights))
-        if task.first_error:  # keep the states, which all methods and settings read again
+        if task.first_error:  # keep the states: `against_truth` reads them again
             read.batches.append(batch)
             read.signals["surprisal"].append(-batch.log_probs)
             for layer in layers:
@@ -271,8 +275,8 @@ def from_model(
 
 
 def of_prefixes(out: Path, spans: pd.DataFrame, left_out: list[str]) -> dict:
-    """Figs. 1(a), 1(b), 3 and 9, which need continuations."""
-    spans = spans.dropna()
+    """Figs. 1(a), 1(b), 3 and 9, which need continuations; `spans` is a `span_table`."""
+    spans = spans.dropna()  # of prefixes that were continued
     if spans.empty:
         left_out.append(
             "Figs. 1(a), 1(b), 3, 9: no prefix of a rollout was continued (--rollouts, "
@@ -287,7 +291,7 @@ def of_prefixes(out: Path, spans: pd.DataFrame, left_out: list[str]) -> dict:
 
 
 def summary(results: dict) -> list[str]:
-    """Our numbers next to the paper's, and notes on those that cannot be compared."""
+    """Lines to print: our numbers next to the paper's, and those against the true first error."""
     rows: list[dict[str, str]] = []
     legend = ["paper: MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25"]
 
@@ -361,7 +365,7 @@ def truth_lines(results: dict) -> list[str]:
 
 
 def with_half(value: float, half: float | None) -> str:
-    """A value and half its interval, such as .79 ± .02."""
+    """A value and half the width of its interval, such as 0.79 ± 0.02."""
     return shown(value) + ("" if pd.isna(half) else f" ± {half:.2f}")
 
 

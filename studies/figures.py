@@ -3,19 +3,26 @@
     fig_1a_position, fig_1b_changes, fig_3_separation, fig_9_depth  of a table of spans
     fig_10_accuracies                                               of verdicts
     weight_around_error                                             of weights and true first errors
+    reward_curves                                                   of runs' training rewards
 
-A table of spans has the columns "rollout", "number", "right", "end", "distance" and "success", all
-float64. It has one row for each prefix with a success, the `number`-th of its rollout, which ends
-at token `end`; the rows of a rollout are in order. Every function writes `path`, a PNG, and returns
-its numbers. None stands for a number that is not defined, such as the
-correlation of constants. Blue is right and orange is wrong, colours that colour-blind readers can
-tell apart.
+A table of spans has a row for each prefix that was continued, and the rows of a rollout are in
+order. Its columns are float64 (`prefixes.SPANS`):
+    rollout    number of the rollout, over all groups
+    number     number of the prefix in its rollout, from 0
+    right      1 if the rollout is right, else 0
+    end        length of the prefix, tokens
+    distance   its local distance, in units of nbar
+    success    share of right answers among its continuations
+
+Every function draws the picture at `path`; those of the paper's figures return their numbers. None
+stands for a number that is not defined, such as the correlation of constants. Blue is right and
+orange is wrong, colours that colour-blind readers can tell apart.
 
 How to read Fig. 1(a): continuations are drawn from the policy that drew the prefix. So over all
 rollouts the mean continuation success at length t is the accuracy, up to chance, for every t (the
 tower property). It moves with t only because shorter rollouts, often right ones, leave the mean,
 and because only mixed groups are kept: given that, an easy problem's success drifts down and a hard
-one's up. Right and wrong rollouts apart move most; they are drawn beside it.
+one's up. The means of right and of wrong rollouts alone move most; they are drawn beside it.
 
 Left out: the paper's case studies and Fig. 11, the distances of two rollouts' spans, which
 `studies.page` shows one by one; a run's curve.png, which `report.py` makes.
@@ -36,6 +43,7 @@ from credit.measures import auc
 from harness.report import FAINT, INK, RIGHT, WRONG
 
 SIDES = {"right": RIGHT, "wrong": WRONG}  # name -> colour
+# The two columns that are compared -> their axis labels.
 LABELS = {"success": "continuation success, share", "distance": "local distance / mean norm"}
 rcParams.update(
     {
@@ -82,7 +90,7 @@ def correlation(spans: pd.DataFrame) -> dict[str, float | int | None]:
 
 
 def correlations(spans: pd.DataFrame) -> dict:
-    """The correlation among all spans, and among those of right and of wrong rollouts."""
+    """The `correlation` of all spans, and as "within_right" and "within_wrong" of each side's."""
     result: dict = correlation(spans)
     for side in SIDES:
         result[f"within_{side}"] = correlation(rows_of(side, spans))
@@ -102,11 +110,12 @@ def equal_bins(values: pd.Series, count: int) -> pd.Series:
     """
     # the share of the values that are smaller, half of the equal ones included
     share = (values.rank() - 0.5) / len(values)
-    return (share * count).astype(int).rank(method="dense").astype(int)
+    bins = (share * count).astype(int)
+    return bins.rank(method="dense").astype(int)  # numbers of empty bins are given to the next
 
 
 def rows_of(side: str, spans: pd.DataFrame) -> pd.DataFrame:
-    """The rows of right or of wrong rollouts."""
+    """The rows of the rollouts of a side, "right" or "wrong"."""
     return spans[spans["right"] == (side == "right")]
 
 
@@ -116,9 +125,9 @@ def rows_of(side: str, spans: pd.DataFrame) -> pd.DataFrame:
 def fig_1a_position(spans: pd.DataFrame, path: Path, least: int = 8) -> dict:
     """Fig. 1(a): mean success and local distance of the prefixes of each length; Spearman's rho.
 
-    Success is that of the continuations. Lengths with fewer than `least` prefixes are left out.
+    Lengths with fewer than `least` prefixes are left out.
     """
-    means = means_by_end(spans)
+    means = means_by_end(spans)  # then joined by "success_right" and so on
     for side in SIDES:
         means = means.join(means_by_end(rows_of(side, spans)).add_suffix(f"_{side}"))
     means = means[spans.groupby("end").size() >= least]
@@ -135,15 +144,15 @@ def fig_1a_position(spans: pd.DataFrame, path: Path, least: int = 8) -> dict:
 
 
 def means_by_end(spans: pd.DataFrame) -> pd.DataFrame:
-    """The mean success and distance of the prefixes of each length."""
+    """A row per length of prefixes, `end`: their mean success and distance."""
     return spans.groupby("end")[list(LABELS)].mean()
 
 
 def changes(spans: pd.DataFrame, least: float) -> pd.DataFrame:
     """Changes of success and distance from a prefix to the next one of its rollout.
 
-    Those are kept whose success changes by `least` or more. If a prefix has no success, the
-    prefixes before and after it do not count as neighbours.
+    Those are kept whose success changes by `least` or more, up to rounding. If a prefix is not in
+    the table, the prefixes before and after it do not count as neighbours.
     """
     moved = spans.groupby("rollout")[["number", *LABELS]].diff()
     return moved[(moved["number"] == 1) & (moved["success"].abs() >= least - 1e-9)]
@@ -170,22 +179,22 @@ def fig_1b_changes(spans: pd.DataFrame, path: Path, least: float = 1 / 16) -> di
 def fig_3_separation(spans: pd.DataFrame, path: Path, bins: int = 8) -> dict:
     """Fig. 3: per distance bin, the AUC of success, spans of right against wrong rollouts.
 
-    Success is that of the continuations. The result also has counts, mean distance and mean
-    position (`end`), as late spans are far and decided, and the correlations of success and
-    distance. The bins hold about equally many spans, and are fewer where many distances are equal.
+    The result also has each side's number of spans, mean distance and mean position (`end`), as
+    late spans are far and decided, and the correlations of success and distance. The bins hold
+    about equally many spans, and are fewer where many distances are equal.
     """
     bin_of = equal_bins(spans["distance"], bins)  # (n,)
-    means = spans.groupby(bin_of)[["distance", "end"]].mean()
-    places = means.index.to_numpy()
+    means = spans.groupby(bin_of)[["distance", "end"]].mean()  # a row per bin
+    numbers = means.index.to_numpy()  # of the bins
     result = correlations(spans) | means.to_dict("list")
-    success = {}  # side -> that of its spans in each bin
+    success = {}  # side -> bin after bin, the successes of its spans
     with picture(path, 9.6, 4, 2) as (boxes, line):
         for shift, (side, colour) in zip((0.2, -0.2), SIDES.items(), strict=True):
-            success[side] = [rows_of(side, spans[bin_of == place])["success"] for place in places]
+            success[side] = [rows_of(side, spans[bin_of == n])["success"] for n in numbers]
             result[side] = list(map(len, success[side]))
             boxes.boxplot(
                 success[side],
-                positions=places + shift,
+                positions=numbers + shift,
                 widths=0.3,
                 manage_ticks=False,
                 patch_artist=True,
@@ -195,7 +204,7 @@ def fig_3_separation(spans: pd.DataFrame, path: Path, bins: int = 8) -> dict:
                 label=f"spans of {side} rollouts",
             )
         result["auc"] = list(map(auc, success["right"], success["wrong"]))
-        line.plot(places, np.array(result["auc"], dtype=float), "o-", color=INK)
+        line.plot(numbers, np.array(result["auc"], dtype=float), "o-", color=INK)  # None as NaN
         line.axhline(0.5, color=FAINT, lw=1, ls=":")
         bin_label = "distance bin, near to far, about equally many spans each"
         boxes.set(xlabel=bin_label, ylabel=LABELS["success"], title="Fig. 3: quartiles of each bin")
@@ -207,21 +216,20 @@ def fig_3_separation(spans: pd.DataFrame, path: Path, bins: int = 8) -> dict:
 def fig_9_depth(spans: pd.DataFrame, path: Path, bins: int = 4) -> dict:
     """Fig. 9: success against distance within position bins, so that depth is held fixed.
 
-    Each of (about) `bins` position bins has rho of the two, for all spans and for those of right
-    and wrong rollouts, the mean success by quarter of distance, and the AUC by which distance tells
-    wrong rollouts from right ones.
+    Each of (about) `bins` position bins has the correlations of the two, the mean success by
+    quarter of distance, and the AUC by which distance tells wrong rollouts from right ones.
     """
     quarters = range(1, 5)
     result = []
     with picture(path, 5.4, 3.8) as (axes,):
         for _, own in spans.groupby(equal_bins(spans["end"], bins)):
-            means = own.groupby(equal_bins(own["distance"], 4))["success"].mean().reindex(quarters)
-            numbers: dict = {"from": int(own["end"].min()), "to": int(own["end"].max())}
+            quarter_of = equal_bins(own["distance"], 4)
+            means = own["success"].groupby(quarter_of).mean().reindex(quarters)
+            first, last = int(own["end"].min()), int(own["end"].max())
             far_wrong = auc(rows_of("wrong", own)["distance"], rows_of("right", own)["distance"])
-            numbers |= {"means": means.tolist(), "auc_distance": far_wrong}
-            result.append(numbers | correlations(own))
-            ends = f"{numbers['from']}-{numbers['to']}"
-            axes.plot(means, "o-", label=f"prefix ends at {ends}")
+            numbers = {"from": first, "to": last, "means": means.tolist()}
+            result.append(numbers | {"auc_distance": far_wrong} | correlations(own))
+            axes.plot(means, "o-", label=f"prefix ends at {first}-{last}")
         axes.set(
             xlabel="quarter of distance, near to far",
             ylabel=f"mean {LABELS['success']}",
@@ -239,8 +247,8 @@ def fig_9_depth(spans: pd.DataFrame, path: Path, bins: int = 4) -> dict:
 def weight_around_error(places: dict[str, dict], path: Path) -> None:
     """Draw the mean weight of wrong rollouts' tokens around the true first error.
 
-    `places` has what `advantages.measure_place` found of each method; three are drawn. A weight is
-    given over its curve's mean, at its distance from the error in tokens.
+    `places` has the result of `advantages.measure_place` by method; three methods are drawn. A
+    weight is divided by its curve's mean; it stands at its distance from the error in tokens.
     """
     with picture(path, 6.2, 3.6) as (axes,):
         for name, colour in {"shear": RIGHT, "position": INK, "entropy": WRONG}.items():
@@ -262,11 +270,12 @@ def weight_around_error(places: dict[str, dict], path: Path) -> None:
 # ---- of groups -----------------------------------------------------------------------------------
 
 
-def fig_10_accuracies(accuracies: np.ndarray, path: Path) -> dict:
-    """Fig. 10: how many groups have each accuracy (n,); those at 0 and at 1 are not retained."""
+def fig_10_accuracies(accuracies: pd.Series, path: Path) -> dict:
+    """Fig. 10: how many groups have each accuracy (n,); those at 0 and at 1 are left out later."""
     values, counts = np.unique(np.round(accuracies, 6), return_counts=True)
     mixed = (values > 0) & (values < 1)
     share = float(counts[mixed].sum() / counts.sum())
+    # of a bar: most of the least gap, or of 1/8 if there is no other value
     width = 0.8 * np.diff(values, append=values[-1] + 0.125).min()
     with picture(path, 5.4, 3.4) as (axes,):
         axes.bar_label(

@@ -1,11 +1,13 @@
 """Prefixes of rollouts, their continuations and their distances (Sec. 2 of arXiv 2604.23318).
 
-    collect(...)         -> Prefixes of each problem with their continuations' verdicts, on disk
-    read_solutions(...)  -> Prefixes of solutions from a file, without continuations
-    score_group(...)     -> the group as a `Batch`, with hidden states
-    span_table(...)      -> all prefixes with their local distances, which `figures.py` takes
+    collect(...)            -> Prefixes of each problem with their continuations' verdicts, on disk
+    sample_group(...)       -> Prefixes of one problem's rollouts, without continuations
+    continue_prefixes(...)  -> the same Prefixes with their continuations' verdicts
+    read_solutions(...)     -> Prefixes of solutions from a file, without continuations
+    score_group(...)        -> the group as a `Batch`, with hidden states
+    span_table(...)         -> all prefixes with their local distances, which `figures.py` takes
 
-What makes it right, and is easy to get wrong:
+What is easy to get wrong:
   - A prefix is continued from its token ids: encoded again, a text cut between two tokens may
     become other tokens.
   - Continuations come from the policy, the temperature and the length limit (of the whole response)
@@ -70,7 +72,7 @@ class Prefixes:
     scores: list[float | None]
     reasons: list[str]  # of the scores
     ends: list[list[int]] = field(default_factory=list)  # lengths of each rollout's prefixes
-    # scores per prefix; empty where none were made
+    # scores by rollout, prefix and continuation; empty where no prefix was continued
     continued: list[list[list[float | None]]] = field(default_factory=list)
 
     @property
@@ -85,8 +87,8 @@ class Prefixes:
 def collect(parts: Parts, count: int, continuations: int, out: Path) -> list[Prefixes]:
     """The groups of the first `count` held-out problems, with their continuations' verdicts.
 
-    They are read from the folder `out`; those that lack there are made and saved one by one. Raises
-    BadInput for a damaged file.
+    They are read from the folder `out`; those that are not there are made and saved one by one.
+    Raises BadInput for a damaged file.
     """
     groups = []
     problems = parts.task.heldout[:count]
@@ -130,7 +132,7 @@ def sample_group(parts: Parts, problem: dict) -> Prefixes:
 def as_rollouts(
     group: Prefixes, tokenizer: PreTrainedTokenizerBase, device: torch.device
 ) -> Rollouts:
-    """A group's ids as padded tensors."""
+    """A group's rollouts as padded tensors."""
     pad = pad_id(tokenizer)
     prompts = [group.prompt] * len(group.responses)
     prompt_ids, prompt_mask = pad_left(prompts, pad, device)  # (B, P), (B, P)
@@ -164,7 +166,8 @@ def continue_prefixes(parts: Parts, group: Prefixes, count: int) -> Prefixes:
     config = parts.config
     stops = stop_ids(parts.model, parts.tokenizer)
     scores: list[list[list[float | None]]] = [[] for _ in group.ends]
-    lengths = sorted(set(itertools.chain.from_iterable(group.ends)))  # as each rollout's ascend
+    # ascending, as each rollout's own ends, so that its scores are appended in their order
+    lengths = sorted(set(itertools.chain.from_iterable(group.ends)))
     for end in lengths:
         rows = [row for row, ends in enumerate(group.ends) if end in ends]
         prefixes = [group.responses[row][:end] for row in rows]
@@ -265,19 +268,19 @@ def up_to(layer: int, model: PreTrainedModel) -> Iterator[None]:
 
 
 def span_table(groups: list[Prefixes], closest: list[list[list[ClosestSpan]]]) -> pd.DataFrame:
-    """A row per prefix with the float64 columns SPANS.
+    """A row per prefix of a graded rollout, with the float64 columns SPANS of `figures.py`.
 
-    Success is NaN without continuations. `closest` has the spans of each group's rollouts.
+    "success" is NaN without continuations. `closest` has the spans by group, rollout and prefix.
     """
     rows = []
-    rollouts = 0
-    for number, group in enumerate(groups):
+    rollout = 0
+    for group, of_group in zip(groups, closest, strict=True):
         for row, right in enumerate(group.scores):
-            rollouts += 1
+            rollout += 1
             if right is None:
                 continue
-            for k, end in enumerate(group.ends[row]):
-                scores = group.continued[row][k] if group.continued else []
-                success = pd.Series(scores, dtype=float).mean()  # without None; NaN of none
-                rows.append((rollouts, k, right, end, closest[number][row][k].distance, success))
+            for number, end in enumerate(group.ends[row]):
+                scores = group.continued[row][number] if group.continued else []
+                success = pd.Series(scores, dtype=float).mean()  # without None; NaN for no scores
+                rows.append((rollout, number, right, end, of_group[row][number].distance, success))
     return pd.DataFrame(rows, columns=SPANS, dtype=float)

@@ -47,7 +47,7 @@ class Benchmark:
     k: int  # samples per problem, as in the paper
     counts: tuple[int, ...]  # numbers of rows that its published files have
     repo: str
-    files: str  # a pattern of their names on the hub
+    files: str  # a pattern of its files' names on the hub
     # Returns {"problem", and "answer" or "tests"}, or None for a row of another set.
     # Raises KeyError for a column that the row lacks, ValueError for one that is wrong.
     read: Callable[[dict], dict | None]
@@ -126,7 +126,7 @@ def livecodebench_row(row: dict) -> dict | None:
     private = row["private_test_cases"]
     try:
         tests = livecodebench_tests(row, private_tests(private))
-        # a published set's, as those of training
+        # the columns of Eurus's rows, whose tests have this form
         return as_problem({"problem": text, "reward_model": {"ground_truth": tests}}, "code")
     except Exception as error:  # json, base64, zlib and pickle raise errors of many classes
         fault = f"tests cannot be read: {type(error).__name__}: {error}"
@@ -134,7 +134,7 @@ def livecodebench_row(row: dict) -> dict | None:
 
 
 def livecodebench_tests(row: dict, private: list[dict]) -> dict:
-    """Public and private tests together, as published.
+    """Public and private tests together, with calls in JSON as they are published.
 
     Raises an error of any class for tests that do not decode.
     """

@@ -10,12 +10,12 @@ r"""Tasks: problems, their prompts, and how a response is graded.
 The tasks that make their own problems are `tasks/toy.py` and `tasks/words.py`; each file has a
 function `task`, which takes the settings of a run.
 
-**From the hub** comes one parquet file a set, so none of its code runs and no split is guessed.
+**From the hub** comes one parquet file per set, so none of its code runs and no split is guessed.
   - math: the 8,523 problems of MATH levels 3 to 5 are a file of `hkust-nlp/SimpleRL-Zoo-Data`. From
     the 14 parts of `EleutherAI/hendrycks_math` one would have to take out MATH-500, and be left
     with another count.
-  - code: the 25,276 problems of `PRIME-RL/Eurus-2-RL-Data` (`ability` "code"): 1.7 GB to load, some
-    GB of memory.
+  - code: the 25,276 problems of `PRIME-RL/Eurus-2-RL-Data` (`ability` "code"): a download of 1.7
+    GB, and some GB of memory.
 Another count is a warning, not an error. Rows without an answer, or with tests that decide nothing,
 are dropped.
 
@@ -168,8 +168,8 @@ def digest_of(problems: list[dict]) -> str:
 def grader(kind: str, timeout_s: float | None, level: str) -> Callable[[str, object], Verdict]:
     """The function `grade(response, reference)` for a kind of problems.
 
-    It takes the default time if `timeout_s` is None; programs run at the sandbox `level`. Raises
-    BadInput where none can be run at it.
+    It takes the default time if `timeout_s` is None. Programs run at the sandbox `level`; raises
+    BadInput where that level does not work.
     """
     grade: Callable[..., Verdict] = grade_math
     if kind == "code":

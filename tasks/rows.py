@@ -31,7 +31,7 @@ def printable(text: str) -> str:
     r"""Foreign text made safe for a terminal, with control characters spelt out, as \x1b.
 
     Those are the characters that would move the cursor, change colour, end the line or reverse its
-    direction; and unusual spaces.
+    direction. Unusual spaces are spelt out, too.
     """
     return "".join(
         character if character.isprintable() else ascii(character)[1:-1] for character in text
@@ -216,7 +216,7 @@ def from_files(paths: Sequence[str], blame: str) -> tuple[str, str, Iterable[dic
 def from_hub(repo: str, pattern: str, blame: str, remedy: str) -> tuple[str, str, Iterable[dict]]:
     """Source, commit and rows of a data set on the hub.
 
-    It reads the files whose names fit `pattern`, and they stay on disk. Raises BadInput, without
+    It reads the files whose names match `pattern`; they stay on disk. Raises BadInput, without
     delay if the hub is out of reach; its sentence begins with `blame` and ends with `remedy`.
     """
     from huggingface_hub import snapshot_download  # imported late: slow, and rarely needed

@@ -10,7 +10,7 @@ from studies import compare, figures
 RECORDS = Path(__file__).parent
 
 trials = compare.trials_in(RECORDS / "compare.jsonl")
-curves = {}
+curves = {}  # method -> the rewards of each seed, step by step
 for method in ("grpo", "shear"):
     own = compare.trials_of(trials, "confirm", "--steps 20", method)
     curves[method] = own["rewards"].tolist()

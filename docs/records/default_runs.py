@@ -8,8 +8,9 @@
     python -m docs.records.default_runs                            # default-runs.jsonl -> the table
 
 A row of default-runs.jsonl is a run: its evaluations before and after training, and the reward of
-each step; those of the ten runs have further metrics. The ten runs: commit 3fe5855, one thread of
-an AMD EPYC, torch 2.13.0, transformers 5.23.0, 2026-11-25.
+each step. The table has a line per number, with its mean, lowest and highest value over the seeds,
+and a column per method. The rows that are there, of ten runs, have further metrics: commit 3fe5855,
+one thread of an AMD EPYC, torch 2.13.0, transformers 5.23.0, 2026-11-25.
 """
 
 import sys
@@ -24,14 +25,14 @@ ROWS = Path(__file__).with_name("default-runs.jsonl")
 
 
 def row_of(run: Path) -> dict:
-    """What default-runs.jsonl has of a run."""
+    """A run's row in default-runs.jsonl."""
     settings = files.config_of(run)
     first, *steps, last = files.read_lines(run / "metrics.jsonl")
     row = {"method": settings["method"], "seed": settings["seed"]}
     row["reward"] = [round(step["reward"], 5) for step in steps]
-    for when, found in {"before": first["before"], "after": last["after"]}.items():
-        row[when] = {"greedy": found["greedy"], "sampled": found["sampled"]}
-        row[when] |= found["localisation"]
+    for when, result in {"before": first["before"], "after": last["after"]}.items():
+        row[when] = {"greedy": result["greedy"], "sampled": result["sampled"]}
+        row[when] |= result["localisation"]
     return row
 
 
@@ -39,7 +40,7 @@ if sys.argv[1:]:
     files.write_rows(ROWS, [row_of(Path(run)) for run in sys.argv[1:]])
 runs = pd.json_normalize(files.read_lines(ROWS)).set_index(["method", "seed"])
 for name in ("before.greedy", "before.sampled", "after.greedy", "after.sampled"):
-    runs[name] = runs[name].str[0].astype(float)  # without its error and count
+    runs[name] = runs[name].str[0].astype(float)  # the mean, of [mean, error, count]
 for steps in (slice(15, 25), slice(30, 40)):
     means = [np.mean(rewards[steps]) for rewards in runs["reward"]]
     runs[f"reward in training, steps {steps.start + 1}-{steps.stop}"] = means

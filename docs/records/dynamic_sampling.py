@@ -7,8 +7,8 @@ from pathlib import Path
 
 from studies.compare import outcomes_of, trials_in, with_interval
 
-rows = trials_in(Path(__file__).parent / "compare.jsonl")
+trials = trials_in(Path(__file__).parent / "compare.jsonl")
 for method in ("grpo", "shear"):
-    more = outcomes_of(rows, "--steps 20", f"{method}-dynamic")
-    more -= outcomes_of(rows, "--steps 20", method)
+    more = outcomes_of(trials, "--steps 20", f"{method}-dynamic")
+    more -= outcomes_of(trials, "--steps 20", method)  # by seed
     print(method, with_interval(more["sampled"]))

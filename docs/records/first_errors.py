@@ -16,7 +16,7 @@ from fast.rollout import fast_rollout
 
 parts = load_start()
 task = parts.task
-found = Counter()
+counts = Counter()  # (verdict's reason, kind of the first error or None) -> rollouts
 torch.manual_seed(1)
 for first in range(0, 32, 8):
     problems = task.train[first : first + 8]
@@ -27,5 +27,5 @@ for first in range(0, 32, 8):
     for row, verdict in enumerate(task.verdicts(problems, rollouts)):
         tokens = tokens_of(parts.tokenizer, rollouts, row)
         error = task.first_error(problems[row // 8], tokens)
-        found[verdict.reason, error and error.kind] += 1
-print(found)
+        counts[verdict.reason, error and error.kind] += 1
+print(counts)

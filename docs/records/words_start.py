@@ -1,6 +1,6 @@
-"""The model that two of the scripts measure, SmolLM2 taught on word problems.
+"""The model that `first_errors` and `prompt_once` measure: SmolLM2, taught on word problems.
 
-`python train.py --model smollm2 --task words` makes it: runs/words-shear-1/start.
+`python train.py --model smollm2 --task words` makes it, in runs/words-shear-1/start.
 """
 
 from harness import parallel
