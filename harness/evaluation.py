@@ -219,7 +219,7 @@ def grade_block(
         by_limit[max(0, int(min(protocol.max_tokens, loaded.max_tokens, room)))].append(place)
     rows: list[list[dict]] = [[] for _ in problems]
     for limit, places in sorted(by_limit.items()):
-        # at 0 the prompt alone fills the context
+        # text, length and verdict of each response; at limit 0 the prompt alone fills the context
         answers: Iterable = [("", 0, Verdict(0.0, "truncated"))] * (len(places) * samples)
         if limit:
             rollouts = fast_rollout(

@@ -135,7 +135,7 @@ def value_of(scores: list[float | None]) -> tuple[float, float]:
 
 
 def line_stats(group: Prefixes, advantages: Tensor, weights: dict[str, Tensor]) -> list[dict]:
-    """The lines of graded rollouts: each its "advantage", "noise" and the credit by each method.
+    """Per line of graded rollouts "advantage", "noise" and, by its name, each method's credit.
 
     "noise" is the variance of the advantage's error. A line is left out if that is not known.
     """
@@ -185,7 +185,7 @@ def against_truth(
     task = context.task
     shear = context.shear
     errors = torch.cat([batch.true_errors(task, context.tokenizer) for batch in batches])  # (B, 2)
-    errors = torch.where(errors[:, :1] > 0, errors, -1)  # before the first token is nothing
+    errors = torch.where(errors[:, :1] > 0, errors, -1)  # the first token has none before it
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
     if localisation(mask.float(), mask, errors) is None:
         left_out.append(

@@ -19,8 +19,8 @@ while the best lies at an end, or only `--rates`. `confirm` trains each arm at i
 `advantages` measures true token advantages at the start. All arms of a seed start from the same
 model and see the same problems. Finished trials are appended to `--rows`. So the same command
 continues where it was interrupted, and prints the table when no trial is missing. Other flags of
-train.py make another task, whose trials may go to the same file; a task whose trials were made by
-other code is refused.
+train.py make another task, whose trials may go to the same file. No trial is added to a task whose
+trials were made by other code.
 
 The table has means over the seeds. D is the mean difference from GRPO, paired by seed, with its 90%
 interval (Student's t) and the number of seeds on which it is positive:
@@ -61,7 +61,7 @@ from harness.config import PathFlag, Seeds, Texts, parse_study
 from tasks.rows import BadInput
 from tasks.settings import LARGE, TASKS, Count, number, read_number, several
 
-# What an arm sets, besides the method: by the method's name (here for a weak model), by a change's.
+# Flags that an arm sets: for a method (sdpo's suits a weak model), and for a change.
 OPTIONS: dict[str, dict] = {"sdpo": {"method_option": ("mix=0.9",)}}
 CHANGES: dict[str, dict] = {
     "mean1": {"rescale": "mean1"},
@@ -504,7 +504,8 @@ def with_interval(values: pd.Series) -> str:
 
 
 def table_of(trials: pd.DataFrame, cell: Cell) -> list[dict[str, str]]:
-    """A line per arm; `trials` has no other seeds of `confirm` than the table's."""
+    """A line per arm; the trials of `confirm` in `trials` have the table's seeds."""
+    # each arm's best rate
     rates = {arm: mean_curves(cell, arm, trials).idxmax() for arm in cell.arms}
     # per seed, arm -> how its credit agrees with true advantages
     at_start = trials_of(trials, "advantages", cell.flags, "grpo")["advantages.methods"]

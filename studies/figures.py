@@ -111,7 +111,7 @@ def equal_bins(values: pd.Series, count: int) -> pd.Series:
     # the share of the values that are smaller, half of the equal ones included
     share = (values.rank() - 0.5) / len(values)
     bins = (share * count).astype(int)
-    return bins.rank(method="dense").astype(int)  # numbers of empty bins are given to the next
+    return bins.rank(method="dense").astype(int)  # renumbered without empty ones
 
 
 def rows_of(side: str, spans: pd.DataFrame) -> pd.DataFrame:
@@ -179,15 +179,15 @@ def fig_1b_changes(spans: pd.DataFrame, path: Path, least: float = 1 / 16) -> di
 def fig_3_separation(spans: pd.DataFrame, path: Path, bins: int = 8) -> dict:
     """Fig. 3: per distance bin, the AUC of success, spans of right against wrong rollouts.
 
-    The result also has each side's number of spans, mean distance and mean position (`end`), as
-    late spans are far and decided, and the correlations of success and distance. The bins hold
-    about equally many spans, and are fewer where many distances are equal.
+    The result also has, per bin, the number of each side's spans, the mean distance and the mean
+    position (`end`), as late spans are far and decided; and the correlations of success and
+    distance. The bins hold about equally many spans, and are fewer where many distances are equal.
     """
     bin_of = equal_bins(spans["distance"], bins)  # (n,)
     means = spans.groupby(bin_of)[["distance", "end"]].mean()  # a row per bin
     numbers = means.index.to_numpy()  # of the bins
     result = correlations(spans) | means.to_dict("list")
-    success = {}  # side -> bin after bin, the successes of its spans
+    success = {}  # side -> for each bin, the successes of its spans
     with picture(path, 9.6, 4, 2) as (boxes, line):
         for shift, (side, colour) in zip((0.2, -0.2), SIDES.items(), strict=True):
             success[side] = [rows_of(side, spans[bin_of == n])["success"] for n in numbers]

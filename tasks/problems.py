@@ -102,7 +102,7 @@ class Task:
     first_error: Callable[[dict, Sequence[str]], FirstError | None] | None = None
     # (problem, k) -> the problem in its k-th other wording, and the tokens renamed in responses.
     rephrase: Callable[[dict, int], tuple[dict, dict[str, str]]] | None = None
-    # (model, forbidden=prompts, steps=) -> the last loss, after the model was taught the task
+    # (model, forbidden=prompts, steps=number) -> the last loss, after the model was taught the task
     lessons: Callable[..., float] | None = None
     step_end: str = "\n\n"  # what ends a step of a response
     hint: str = "The final answer is \\boxed{{{}}}.\n\n"  # tells the answer before the problem

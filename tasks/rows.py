@@ -123,9 +123,8 @@ def text_of(path: Path) -> str:
 
     Raises OSError for what is no file.
     """
-    with (gzip.open if path.suffix == ".gz" else open)(
-        check_is_file(path), "rt", encoding="utf-8"
-    ) as file:
+    open_text = gzip.open if path.suffix == ".gz" else open
+    with open_text(check_is_file(path), "rt", encoding="utf-8") as file:
         return file.read()
 
 

@@ -28,8 +28,11 @@ def row_of(run: Path) -> dict:
     """A run's row in default-runs.jsonl."""
     settings = files.config_of(run)
     first, *steps, last = files.read_lines(run / "metrics.jsonl")
-    row = {"method": settings["method"], "seed": settings["seed"]}
-    row["reward"] = [round(step["reward"], 5) for step in steps]
+    row = {
+        "method": settings["method"],
+        "seed": settings["seed"],
+        "reward": [round(step["reward"], 5) for step in steps],
+    }
     for when, result in {"before": first["before"], "after": last["after"]}.items():
         row[when] = {"greedy": result["greedy"], "sampled": result["sampled"]}
         row[when] |= result["localisation"]

@@ -30,6 +30,7 @@ for outcome in ("curve", "sampled"):
     for other in ("grpo", "position", "grpo-wrong-.39"):
         of_other = compare.outcomes_of(trials, cell.flags, other)
         more = of_shear[outcome] - of_other[outcome]  # by seed
+        # half the width of D's 90% interval for each of these counts, at the same deviation
         halves = stats.t.ppf(0.95, counts - 1) * more.std(ddof=1) / counts**0.5
         row = {"": outcome, "shear less": other, "difference": compare.with_interval(more)}
         row["seeds for ± .03"] = str(counts[halves <= 0.03][0])
