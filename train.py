@@ -1,26 +1,36 @@
-"""Train a language model with SHEAR, with plain GRPO, or with a neighbour: the loop.
+"""The training loop of SHEAR (arXiv 2604.23318), plain GRPO and related credit methods.
 
-    python train.py                                              # the embedded task, on a CPU
+    python train.py                                              # the embedded task; needs no GPU
     python train.py --model Qwen/Qwen2.5-Math-7B --method shear  # the paper's run, on all GPUs
     python train.py --method grpo                                # without span weights
     python train.py --model PATH --data problems.jsonl           # problems of your own
     python train.py --model PATH --task code                     # programs, graded in a sandbox
-    python train.py --resume runs/NAME                           # after a crash, or for more steps
-    torchrun --nproc_per_node 8 train.py ...                     # the same, started by torchrun
+    python train.py --resume runs/NAME                           # after a crash
+    python train.py --resume runs/NAME --steps 80                # more steps than the run had
+    torchrun --nproc_per_node 8 train.py ...                     # ranks started by torchrun
 
-One step, top to bottom in `train_step`: draw problems, sample G responses to each, grade them, turn
-verdicts into advantages (Eq. (1)), score them once with the policy that sampled them (old
-log-probabilities and the hidden states), turn advantages into token advantages (`credit/`, the only
-line in which methods differ), and take a clipped policy-gradient step for every
-`--prompts-per-update` of the prompts. Each rank does this with whole groups of its own until token
-advantages are known; the steps are then taken by all ranks together, over the rollouts of all.
+One step, top to bottom in `train_step`:
+  1. Draw problems, sample G responses to each, and grade them.
+  2. Turn verdicts into advantages (Eq. (1)).
+  3. Score the responses once with the policy that sampled them: old log-probabilities and hidden
+     states.
+  4. Turn advantages into token advantages (`credit/`): here the methods differ.
+  5. Take a clipped policy-gradient step for every `--prompts-per-update` problems.
+Each rank does 1 to 4 for whole groups of its own. In 5 all ranks take each optimizer step together,
+over the rollouts of all.
 
-Flags and their defaults are in `harness/config.py`. Everything goes to `runs/NAME/`: config.json,
-metrics.jsonl (a row per step), samples.jsonl (a group per step, with token weights; before.jsonl
-and after.jsonl hold one held-out group), curve.png, credit.html (a page of the samples),
-`checkpoints/` and `model/`; with --eval-every also `eval/` (every generation), its numbers in
-metrics.jsonl; where a model is warmed up `start/`, and on the embedded task `prm/` (its reward
-model, where a method needs one).
+Flags and their defaults are in `harness/config.py`. A run writes to `runs/NAME/`:
+    config.json                  the resolved flags
+    metrics.jsonl                a row per step, one before training and one after it
+    samples.jsonl                a group per step, with token weights
+    before.jsonl, after.jsonl    one held-out group, where the task knows first errors
+    curve.png, credit.html       training curves, and a page of the samples
+    checkpoints/, model/         what --resume needs, and the trained model
+    eval/                        every generation of --eval-every; the scores are in metrics.jsonl
+    start/                       the model after its warm-up, where the task has one
+    prm/                         the embedded task's reward model, where the method needs one
+
+Left out: sampling while the policy is updated, and schedules of the learning rate.
 """
 
 import math
@@ -33,7 +43,7 @@ from pathlib import Path
 from harness.config import TrainConfig, parse_train
 
 if __name__ == "__main__":
-    parse_train()  # --help and mistakes end here: what follows takes seconds to import
+    parse_train()  # --help and wrong flags end here: the imports below take seconds
 
 import torch
 from torch import Tensor
@@ -67,9 +77,10 @@ from harness.run import (
     interrupted="interrupted",
 )
 def main(argv: list[str] | None = None) -> int:
-    """Returns the exit status.
+    """Train, or start one process per GPU that does.
 
-    It is 0, 1 for a run that diverged or ran out of memory, 2 for bad input, 130 after Ctrl-C.
+    The exit status is 0; 1 for a run that cannot continue (it diverged, or memory or disk is full),
+    2 for bad input, 130 after Ctrl-C.
     """
     config = resolve(parse_train(argv))
     if processes(config.machine) > 1:
@@ -78,7 +89,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def train(config: TrainConfig, ranks: Ranks) -> int:
-    """A run, from its parts to its last evaluation; returns the exit status."""
+    """Do a whole run, from loading to the last evaluation; returns 0, the exit status."""
     parts = load_parts(config, ranks)
     with open_folder(parts, ranks) as folder:
         parts = give_lessons(parts, folder, ranks)
@@ -86,7 +97,8 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
         if config.checkpoints.resume:
             before, history = checkpoint.restore(run, Path(config.checkpoints.resume))
         else:
-            before, history = evaluate_before(run)
+            before = evaluate_before(run)
+            history = []
         with interruptible(run), report.step_log(run.config, run.folder, ranks) as log:
             take_steps(run, history, log)
         after = evaluate(run, config.optimisation.steps)
@@ -94,18 +106,18 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
     return 0
 
 
-def evaluate_before(run: Run) -> tuple[dict, list[dict]]:
-    """The evaluation before training, and no steps yet."""
+def evaluate_before(run: Run) -> dict:
+    """Evaluate the policy before training; print and write the result."""
     before = evaluate(run, 0)
     if run.ranks.main:
         report.print_before(run.config, run.folder, before)
-    return before, []
+    return before
 
 
 def take_steps(run: Run, history: list[dict], log: Callable[[dict, list[dict]], None]) -> None:
-    """Take the steps that are not in `history` yet, each with its rows.
+    """Take the steps that `history` lacks; log each, and save checkpoints.
 
-    After Ctrl-C the last whole one is saved.
+    After Ctrl-C the current step is finished and saved, and KeyboardInterrupt is raised.
     """
     steps = run.config.optimisation.steps
     save_every = run.config.checkpoints.save_every
@@ -122,7 +134,7 @@ def take_steps(run: Run, history: list[dict], log: Callable[[dict, list[dict]], 
         history.append(metrics)
         try:
             log(metrics, samples)
-        except BrokenPipeError:  # whoever read the output is gone: this ends the run as Ctrl-C does
+        except BrokenPipeError:  # the reader of the output is gone: end the run as after Ctrl-C
             run.interrupted = True
         # all ranks end after the same step
         interrupted = any(parallel.gather(run.interrupted, run.ranks))
@@ -136,7 +148,7 @@ def take_steps(run: Run, history: list[dict], log: Callable[[dict, list[dict]], 
 
 
 def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
-    """One sampling phase and its updates, from problems to loss; returns metrics and samples."""
+    """One sampling phase and its updates; returns the step's metrics and samples.jsonl's rows."""
     config = run.config
     sampling = config.sampling
     group_size = sampling.rollouts_per_prompt
@@ -145,17 +157,17 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     drawn = run.task.draw(step, sampling.prompts_per_step, config.seed)
     problems = parallel.share(drawn, run.ranks)  # this rank's
     rollouts, verdicts = sample_and_grade(run, problems, group_size, sampling.temperature, clock)
-    replaced = 0
+    replaced = 0  # groups
     if sampling.dynamic_sampling:
         problems, rollouts, verdicts, replaced = resample_equal(
             run, step, problems, rollouts, verdicts, clock
         )
     batch = Batch.of(rollouts, verdicts, problems)  # A (b,), Eq. (1)
-    batch = with_credit(run, batch, step, clock)  # (b, T)
-    batch = Batch.cat(parallel.gather(batch, run.ranks))  # from all ranks
+    batch = with_credit(run, batch, step, clock)  # with token advantages (b, T)
+    batch = Batch.cat(parallel.gather(batch, run.ranks))  # of all ranks
     clock.lap("wait")
     updates = update(run, batch, step)
-    checksum = parallel.refresh(run.trained, run.actor, run.ranks)
+    checksum = parallel.refresh(run.trained, run.actor, run.ranks)  # new weights to the sampler
     clock.lap("train")
     if run.ranks.device.type == "cuda":
         updates["peak_gb"] = max(parallel.gather(report.peak_gb(), run.ranks))
@@ -175,13 +187,13 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
 
 
 def with_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> Batch:
-    """The batch with log-probabilities, entropies and token advantages (B, T).
+    """The batch, scored and credited: log-probabilities, entropies, token advantages (b, T).
 
-    Whole groups are taken, some at a time, as only a block's hidden states fit in memory.
+    A few whole groups are taken at a time, because the hidden states of the whole batch would not
+    fit in memory.
     """
     credit = run.config.credit
-    # methods may run passes of their own
-    context = credit_context(run, run.actor, step)
+    context = credit_context(run, run.actor, step)  # methods may run further passes of the actor
     blocks = []
     for block in batch.blocks():
         block.log_probs, block.entropies, block.hidden = context.score(  # (b, T), (b, T), (n, d)
@@ -196,11 +208,16 @@ def with_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> Batch
 
 
 def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
-    """The optimizer steps of one batch; mini-batches are whole groups, shuffled by (seed, step)."""
-    groups = list(torch.arange(len(batch.rewards)).split(batch.group_size))
+    """Take one batch's optimizer steps; returns the mean of their metrics.
+
+    Mini-batches are whole groups, shuffled by (seed, step). Raises RunFailed if no step has a
+    finite loss and gradient.
+    """
+    groups = list(torch.arange(len(batch.rewards)).split(batch.group_size))  # rows (G,) of each
     per_update = run.config.optimisation.prompts_per_update
     random.Random(f"minibatches {run.config.seed} {step}").shuffle(groups)
-    taken, skipped = [], 0  # metrics of the optimizer steps that were taken; how many were not
+    taken = []  # metrics of the optimizer steps that were taken
+    skipped = 0  # how many were not
     for first in range(0, len(groups), per_update):
         minibatch = torch.cat(groups[first : first + per_update])
         run.optimizer.zero_grad()
@@ -213,26 +230,29 @@ def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
     run.optimizer.zero_grad()  # otherwise gradients would occupy memory during sampling
     if not taken:
         raise RunFailed(f"step {step + 1}: no update had a finite loss and gradient; lower --lr")
-    mean = {name: sum(metrics[name] for metrics in taken) / len(taken) for name in taken[0]}
-    # Before the first update the policy is the one that sampled: the ratio must be 1.
+    mean = {}
+    for name in taken[0]:
+        mean[name] = sum(metrics[name] for metrics in taken) / len(taken)
+    # The log-ratio is the first mini-batch's: there the policy still is the one that sampled, so it
+    # must be 0, up to rounding.
     return mean | {"abs_log_ratio": taken[0]["abs_log_ratio"], "skipped": skipped}
 
 
 def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
-    """The gradients of one mini-batch; returns its metrics.
+    """Compute the gradients of one mini-batch, and clip their norm; returns the metrics.
 
-    Every rank holds the whole batch and takes its part of the mini-batch, in equally many
-    micro-batches.
+    `minibatch` (m,) int64 are rows of the batch. Every rank holds the whole batch, and computes its
+    part of these rows in as many micro-batches as the other ranks.
     """
     optimisation = run.config.optimisation
     temperature = run.config.sampling.temperature
     rollouts = batch.rollouts
     lengths = rollouts.lengths
-    # false in groups of equal rewards
-    has_gradient = batch.token_advantages[minibatch].any(1).cpu()  # (b,)
+    # false where all token advantages are 0, as in groups of equal rewards
+    has_gradient = batch.token_advantages[minibatch].any(1).cpu()  # (m,)
     rows = minibatch[has_gradient]
     drops_uncredited = run.config.credit.entry.drops_uncredited
-    counted = rows if drops_uncredited else minibatch
+    counted = rows if drops_uncredited else minibatch  # whose tokens divide the loss
     n_tokens = max(1, int(rollouts.mask[counted].sum()))  # one count for the whole optimizer step
     shortest = min(minibatch.tolist(), key=lambda row: lengths[row])
     sums = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)
@@ -244,19 +264,19 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
         run.trained.layout.pack,
         filler=shortest,
     )
-    for micro_batch, is_filler in dealt:
-        part = rollouts.take(micro_batch)
-        width = part.ids.shape[1]
-        new_log_probs = run.trained(part, temperature).log_probs  # (b, t)
-        old_log_probs = batch.log_probs[micro_batch, :width]  # (b, t)
-        advantages = batch.token_advantages[micro_batch, :width]  # (b, t)
+    for own_rows, is_filler in dealt:
+        micro_batch = rollouts.take(own_rows)
+        width = micro_batch.ids.shape[1]
+        new_log_probs = run.trained(micro_batch, temperature).log_probs  # (b, t)
+        old_log_probs = batch.log_probs[own_rows, :width]  # (b, t)
+        advantages = batch.token_advantages[own_rows, :width]  # (b, t)
         if is_filler:  # this rank has no work left, and runs in step with the others
             advantages = torch.zeros_like(advantages)
         loss, metrics = policy_loss(
             new_log_probs,
             old_log_probs,
             advantages,
-            part.mask,
+            micro_batch.mask,
             n_tokens,
             optimisation.clip_low,
             optimisation.clip_high,
@@ -269,7 +289,7 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
     norm = torch.nn.utils.clip_grad_norm_(parameters, optimisation.max_grad_norm)
     sums = parallel.total(sums, run.ranks)
     sums["grad_norm"] = parallel.full(norm).item()
-    # a mean over the tokens that it was taken of
+    # its mean is over the tokens that were computed; `n_tokens` may count others
     sums["abs_log_ratio"] *= n_tokens / max(1, int(rollouts.mask[rows].sum()))
     return sums
 
@@ -278,9 +298,11 @@ def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
 
 
 def evaluate(run: Run, step: int) -> dict:
-    """Held-out accuracy, greedy and sampled, and where credit goes, when `step` steps are done.
+    """Evaluate after `step` steps: held-out accuracy, greedy and sampled, and where credit goes.
 
-    Standard errors are clustered by problem.
+    Returns a row for metrics.jsonl: accuracies with standard errors clustered by problem, the
+    median length and shares of reasons of the sampled responses, and, where the task knows first
+    errors, `credit_vs_first_error`.
     """
     config = run.config
     task = run.task
@@ -291,16 +313,16 @@ def evaluate(run: Run, step: int) -> dict:
     heldout = parallel.share(task.heldout, ranks)
     problems = parallel.share(task.heldout[: config.evaluation.eval_groups], ranks)
     temperature = config.sampling.temperature
-    most = (len(heldout) + len(problems) * group_size) * config.sampling.max_tokens  # tokens
-    with report.show_progress(run.actor.model, most, ranks.main):
+    most_tokens = (len(heldout) + len(problems) * group_size) * config.sampling.max_tokens
+    with report.show_progress(run.actor.model, most_tokens, ranks.main):
         _, greedy = sample_and_grade(run, heldout, count=1, temperature=0.0, clock=clock)
         rollouts, verdicts = sample_and_grade(run, problems, group_size, temperature, clock)
-    credited = {}
+    credit_report = {}
     if task.first_error:
         batch = Batch.of(rollouts, verdicts, problems)
         batch = with_credit(run, batch, step, clock)
         batch = Batch.cat(parallel.gather(batch, ranks))
-        credited = credit_vs_first_error(run.tokenizer, task, batch, config.credit.method)
+        credit_report = credit_vs_first_error(run.tokenizer, task, batch, config.credit.method)
     greedy = parallel.gather_items(greedy, ranks)
     verdicts = parallel.gather_items(verdicts, ranks)
     length = statistics.median(parallel.gather_items(rollouts.mask.sum(1).tolist(), ranks))
@@ -308,7 +330,7 @@ def evaluate(run: Run, step: int) -> dict:
         report.accuracies(greedy, verdicts, group_size)
         | {"length": length}
         | reason_shares([verdict.reason for verdict in verdicts])
-        | credited
+        | credit_report
     )
 
 

@@ -1,10 +1,14 @@
-"""The tables that are printed, as Markdown, and the paper's numbers beside them.
+"""Tables of results in Markdown, beside the paper's (Tables 1 and 2 of arXiv 2604.23318).
 
-markdown(rows)           lines of a table; its columns are the rows' keys
-with_legend(rows, ...)   the same, followed by a legend
-result_table(...)        a model on its benchmarks, beside the paper's numbers, marked †
-side_by_side(...)        several models, and how each differs from the first
-select_checkpoints(...)  Table 1: several runs, each at its best checkpoint
+    markdown(rows)           lines of a table; its columns are the rows' keys
+    with_legend(rows, ...)   the same, followed by a legend
+    print_tables(...)        what `eval.py` prints: the two tables below
+    result_table(...)        one model on its benchmarks, beside the paper's numbers, marked †
+    side_by_side(...)        several models, and how each differs from the first
+    select_checkpoints(...)  several runs, each at its last and its best checkpoint, as in Table 1
+
+Here a "result" is what `evaluation.summarise` returns for one model on one benchmark; shares are
+between 0 and 1, and printed in percent.
 """
 
 import math
@@ -17,12 +21,12 @@ from harness.paper_tables import PAPER, backbone_of
 from tasks.benchmarks import SUITES
 from tasks.rows import printable
 
-SURE = 1.96  # standard errors from which a difference is marked
-UNKNOWN = math.nan, math.nan  # where the paper gives no number
+SIGNIFICANT = 1.96  # a difference of more standard errors is marked: two-sided, 5%
+UNKNOWN = math.nan, math.nan  # mean and deviation where the paper gives none
 
 
 def percent(value: float, error: float | None = None) -> str:
-    """35.2 or 35.2 ± 1.4; a dash for what is not known."""
+    """A share in percent, alone or with its error: 35.2 or 35.2 ± 1.4; "-" for NaN."""
     if math.isnan(value):
         return "-"
     if error is None:
@@ -31,7 +35,7 @@ def percent(value: float, error: float | None = None) -> str:
 
 
 def mean_and_error(result: dict) -> str:
-    """A mean and its standard error, in percent."""
+    """The mean and standard error of a result, in percent."""
     return percent(result["mean"], result["error"])
 
 
@@ -55,9 +59,14 @@ def markdown(rows: list[dict[str, str]]) -> list[str]:
 
 
 def with_legend(rows: list[dict[str, str]], legend: Sequence[str] = ()) -> list[str]:
-    """A table and its legend, after an empty line: without one Markdown would read it as a row."""
-    lines = [*markdown(rows), "", *map(printable, legend)]
-    return [*lines, ""] if legend else lines
+    """The lines of a table and of its legend, each with an empty line after it.
+
+    Without the empty line Markdown would read the legend as a row of the table.
+    """
+    lines = [*markdown(rows), ""]
+    if legend:
+        lines += [*map(printable, legend), ""]
+    return lines
 
 
 # ---- of an evaluation ----------------------------------------------------------------------------
@@ -66,18 +75,20 @@ def with_legend(rows: list[dict[str, str]], legend: Sequence[str] = ()) -> list[
 def print_tables(settings: dict, results: dict, differences: dict, paper: str | None) -> None:
     """Print protocol and data, a table per model, and several models side by side.
 
-    `paper` names the model whose numbers in the paper are added.
+    `settings` are those of settings.json; `results` has model -> benchmark -> result, `differences`
+    the same for each model's differences from the first. `paper` is the paper's model whose numbers
+    are added; None: the one that the model was trained from, if the paper has it.
     """
     data = settings["data"]
-    for name, about in ({"protocol": settings["protocol"]} | data).items():
-        values = [f"{key}={value}" for key, value in about.items() if value is not None]
+    for name, entry in ({"protocol": settings["protocol"]} | data).items():
+        values = [f"{key}={value}" for key, value in entry.items() if value is not None]
         print(printable(f"{name}: {' '.join(values)}"))
     templates = set()
-    for model, result in results.items():
-        about = settings["models"][model]
-        templates.add(about["template"])
-        print(f"\n{printable(model)} (template {about['template']})\n")
-        print("\n".join(result_table(result, data, paper or backbone_of(about["origin"]))))
+    for model, by_benchmark in results.items():
+        entry = settings["models"][model]
+        templates.add(entry["template"])
+        print(f"\n{printable(model)} (template {entry['template']})\n")
+        print("\n".join(result_table(by_benchmark, data, paper or backbone_of(entry["origin"]))))
     if len(templates) > 1:
         print("WARNING: models were asked in different templates; give --template to compare them")
     if len(results) > 1 and same_benchmarks(results.values()):
@@ -85,16 +96,17 @@ def print_tables(settings: dict, results: dict, differences: dict, paper: str | 
 
 
 def same_benchmarks(results: Iterable[dict[str, dict]]) -> bool:
-    """Whether all of them are results on the same sets."""
-    return len({frozenset(result) for result in results}) == 1
+    """Whether all models, or checkpoints, have results on the same benchmarks."""
+    return len({frozenset(by_benchmark) for by_benchmark in results}) == 1
 
 
 def result_table(
     results: dict[str, dict], data: dict[str, dict], backbone: str | None
 ) -> list[str]:
-    """The table of one model: a line per benchmark.
+    """The lines of one model's table: a row per benchmark, then their average.
 
-    `data` describes each set; `backbone` asks for the paper's columns.
+    `results` has benchmark -> result, `data` each benchmark's entry of settings.json. With a
+    `backbone`, one of the paper's models, the table has columns of its numbers.
     """
     rows = []
     for name, result in results.items():
@@ -106,14 +118,14 @@ def result_table(
         if "seed_std" in result:
             row["seeds ± std"] = percent(result["seed_mean"], result["seed_std"])
         row |= paper_means(backbone, name)
-        for k in result:
-            if f"{k} error" in result:  # pass@k
-                row[k] = percent(result[k], result[f"{k} error"])
+        for key in result:
+            if f"{key} error" in result:  # pass@k
+                row[key] = percent(result[key], result[f"{key} error"])
         row["right"] = f"{result['right']:.0f} of {result['samples']}"
         row["truncated"] = percent(result["truncated"]) + "%"
         row["no-answer"] = percent(result["no_answer"]) + "%"
         if result["infra_errors"]:
-            row["not graded"] = str(result["infra_errors"])  # in no mean
+            row["not graded"] = str(result["infra_errors"])  # left out of every mean
         rows.append(row)
     if len(results) > 1:
         row = {"benchmark": "average", "percent ± SE": mean_and_error(average(results))}
@@ -127,7 +139,7 @@ def with_average(results: dict[str, dict]) -> dict[str, dict]:
 
 
 def suite_of(names: Iterable[str]) -> str:
-    """The suite whose benchmarks these are, all of them; "" if there is none."""
+    """The suite, such as "math", that has exactly these benchmarks; "" if none has."""
     for suite, members in SUITES.items():
         if set(members) == set(names):
             return suite
@@ -135,7 +147,7 @@ def suite_of(names: Iterable[str]) -> str:
 
 
 def paper_means(backbone: str | None, name: str) -> dict[str, str]:
-    """The paper's numbers of a benchmark, or its own average of a suite, in columns."""
+    """The cells with the paper's means on a benchmark, or its own average over a suite."""
     cells = {}
     if backbone:
         for method in ("GRPO", "SHEAR"):
@@ -147,7 +159,10 @@ def paper_means(backbone: str | None, name: str) -> dict[str, str]:
 def side_by_side(
     models: dict[str, dict[str, dict]], differences: dict[str, dict[str, dict]]
 ) -> list[str]:
-    """Several models: their means, and after each but the first its gain over that one."""
+    """The lines of a table of several models: their means, and their gains over the first.
+
+    `models` has model -> benchmark -> result; `differences` is that of `print_tables`.
+    """
     first, *others = models
     rows = []
     for name, result in with_average(models[first]).items():
@@ -155,12 +170,12 @@ def side_by_side(
         for model in others:
             other = with_average(models[model])[name]
             gain = differences[model].get(name, {"mean": other["mean"] - result["mean"]})
-            error = gain.get("error")  # not known of an average
-            sure = error is not None and abs(gain["mean"]) > SURE * error  # False for NaN
+            error = gain.get("error")  # the gain of an average has none
+            marked = error is not None and abs(gain["mean"]) > SIGNIFICANT * error  # False for NaN
             row[model] = mean_and_error(other)
-            row[f"gain of {model}"] = percent(gain["mean"], error) + (" *" if sure else "")
+            row[f"gain of {model}"] = percent(gain["mean"], error) + (" *" if marked else "")
         rows.append(row)
-    legend = f"gain: over {first}, paired by problem; `*`: more than {SURE} standard errors"
+    legend = f"gain: over {first}, paired by problem; `*`: more than {SIGNIFICANT} standard errors"
     return with_legend(rows, [legend])
 
 
@@ -168,10 +183,11 @@ def side_by_side(
 
 
 def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -> dict:
-    """Print each run's benchmark average at its last and its best checkpoint, and Table 1's mean.
+    """Print each run's average at its last and its best checkpoint, and means over the runs.
 
-    `runs` holds each checkpoint's results by benchmark. A checkpoint whose average is NaN, because
-    a set has no verdict, is left out; so is a run that has only such checkpoints.
+    `runs` has run -> checkpoint -> benchmark -> result, checkpoints by ascending step. One whose
+    average is NaN, because a benchmark has no verdict, is left out; so is a run that has only such
+    checkpoints. Returns what is printed of each run, for results.json.
     """
     selection: dict[str, dict] = {}
     best_results = []
@@ -196,8 +212,8 @@ def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -
         choice = f"last {percent(averages[last])} ({last}); best {percent(averages[best])} ({best})"
         print(printable(f"  {run}: {choice}, of {len(averages)} with an average"))
     if len(selection) > 1:
-        last = mean_and_std(pd.DataFrame(selection).loc["last_average"])
-        print(f"  last, mean ± standard deviation of {len(selection)} runs: {last}\n")
+        of_last = mean_and_std(pd.DataFrame(selection).loc["last_average"])
+        print(f"  last, mean ± standard deviation of {len(selection)} runs: {of_last}\n")
         print("\n".join(best_checkpoints(best_results, backbone)))
     return selection
 
@@ -205,7 +221,7 @@ def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -
 def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[str]:
     """A table like the paper's Table 1: runs at their best checkpoints, above the paper's rows.
 
-    Cells are mean ± standard deviation over the runs.
+    `best` has each run's benchmark -> result. Cells are mean ± standard deviation over the runs.
     """
     row = {"": f"{len(best)} runs, best"}
     for name in with_average(best[0]):

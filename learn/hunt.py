@@ -1,13 +1,13 @@
-"""Find a planted mistake: a copy of the sources in which one line of the method is wrong.
+"""Find a planted mistake: in a copy of the sources one place of the method is wrong.
 
-    python -m learn.hunt 1               # writes hunts/1 and says what one would see
+    python -m learn.hunt 1               # writes the copy hunts/1 and prints the symptom
     python -m learn.hunt 1 --answer      # shows the mistake, and the test that fails with it
 
-There are twelve, each in a file at the root. Read the copy beside the paper, or try its functions:
-most copies still train, and no error says what is wrong. `.ci/hunts` plants every mistake and runs
-its test.
+There are twelve mistakes, each in a file at the root. Read the copy beside the paper (arXiv
+2604.23318), or try its functions: most copies still train, and no error says what is wrong.
+`.ci/hunts` plants every mistake and runs its test.
 
-Left out: the tests, which would tell; `diff -r` would, too.
+Left out of the copy: the tests and `learn/`, which would give the mistake away, as would `diff -r`.
 """
 
 import argparse
@@ -19,13 +19,13 @@ ROOT = Path(__file__).parents[1]
 
 
 class Mistake(NamedTuple):
-    """One change of a source."""
+    """One wrong change of a source file."""
 
-    seen: str  # the symptom
+    symptom: str
     file: str
-    was: str  # stands in the file once
-    now: str
-    test: str  # fails
+    was: str  # the right text, which the file has once
+    now: str  # the wrong text
+    test: str  # it fails with the mistake
 
 
 MISTAKES = [
@@ -74,7 +74,7 @@ MISTAKES = [
         "test_grpo.py::test_the_clip_token_by_token",
     ),
     Mistake(
-        "States that are ten times as long get other weights.",
+        "States that are ten times as large get other weights.",
         "shear.py",
         'unit = nbar if eps_unit == "nbar" else 1.0',
         'unit = nbar if eps_unit == "raw" else 1.0',
@@ -98,14 +98,14 @@ MISTAKES = [
         "test_shear.py::test_weights_and_closest_spans_are_those_of_a_slow_loop",
     ),
     Mistake(
-        "Weights at the first token that differs are smaller than its span's distance.",
+        "The weight of the first token that differs is smaller than its span's distance.",
         "shear.py",
         '"amax"',
         '"mean"',
         "test_shear.py::test_weights_and_closest_spans_are_those_of_a_slow_loop",
     ),
     Mistake(
-        "A token of a short response counts more than one of a long response.",
+        "A token of a short response counts more than a token of a long one.",
         "grpo.py",
         "loss = -torch.where(mask, surrogate, 0.0).sum() / n_tokens",
         "loss = -(torch.where(mask, surrogate, 0.0).sum(1) / mask.sum(1).clamp_min(1)).mean()",
@@ -128,7 +128,7 @@ MISTAKES = [
     Mistake(
         "No token is ever clipped, however many updates a batch gets.",
         "train.py",
-        "old_log_probs = batch.log_probs[micro_batch, :width]",
+        "old_log_probs = batch.log_probs[own_rows, :width]",
         "old_log_probs = new_log_probs.detach()",
         "test_train.py::test_updates_are_those_of_a_written_out_loop",
     ),
@@ -136,11 +136,14 @@ MISTAKES = [
 
 
 def plant(mistake: Mistake, folder: Path) -> None:
-    """Write a copy of the sources with this mistake into a new folder."""
+    """Write a copy of the sources with this mistake into a new folder.
+
+    Raises AssertionError if the sources have changed, so that the mistake no longer fits.
+    """
+    folder.mkdir(parents=True)
     skipped = shutil.ignore_patterns("__pycache__")
     for path in sorted(ROOT.iterdir()):
         if path.suffix == ".py":
-            folder.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, folder)
         elif (path / "__init__.py").exists() and path.name != "learn":
             shutil.copytree(path, folder / path.name, ignore=skipped)
@@ -151,7 +154,7 @@ def plant(mistake: Mistake, folder: Path) -> None:
 
 
 def answer(mistake: Mistake) -> str:
-    """The lines that were changed, and the test."""
+    """The changed lines as a diff, and the test that fails."""
     lines = [f"{mistake.file}:"]
     lines += [f"  - {line}" for line in mistake.was.splitlines()]
     lines += [f"  + {line}" for line in mistake.now.splitlines()]
@@ -159,7 +162,7 @@ def answer(mistake: Mistake) -> str:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Exit status: 0, or 2 for bad input."""
+    """Plant a mistake, or show the answer; bad input ends with exit status 2."""
     parser = argparse.ArgumentParser(
         prog="python -m learn.hunt",
         description=__doc__,
@@ -177,7 +180,7 @@ def main(argv: list[str] | None = None) -> None:
     if folder.exists():
         parser.error(f"{folder} exists; remove it to have it written again")
     plant(mistake, folder)
-    print(f"{folder} has one mistake, in a file at its root. What one sees: {mistake.seen}")
+    print(f"{folder} has one mistake, in a file at its root. Symptom: {mistake.symptom}")
 
 
 if __name__ == "__main__":

@@ -1,24 +1,25 @@
-"""SHEAR's distances beside other solvers of the same problem, in one run, as ratios.
+"""Time and error of SHEAR's distances and of other solvers of Eq. (10) ("peers"), side by side.
 
     python -m studies.bench                                          # random walks
     python -m studies.bench --task embedded --model runs/NAME/start  # and the states of a model
-    python -m studies.bench --model PATH --data problems.jsonl       # on other problems
+    python -m studies.bench --model PATH --data problems.jsonl       # the same on other problems
     python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16 --pairs 4096
 
-Random walks stand for hidden states; the last command has the sizes of a GPU. Other flags are those
-of train.py, such as --prompts-per-step.
+Random walks stand for hidden states; the sizes of the last command are for a GPU. Other flags are
+those of train.py, such as --prompts-per-step.
 
-Ours is what training calls, from hidden states to token weights, group after group; nearly all of
-it is `fast.race`. A peer gets the ready-made cost blocks of full spans, in batches as
-large as ours. It solves at most `--pairs` pairs of 100 x 100 tokens, or as many entries; its
-seconds are scaled to all pairs. This favours peers.
+Ours is what training calls, from hidden states to token weights, group by group; most of its time
+goes into `fast.race` and `fast.distances`. Peers get pairs of full spans with ready-made costs
+(GeomLoss: states), in batches as large as ours. They solve at most `--pairs` pairs of 100 x 100
+tokens, or more smaller ones, and their seconds are scaled to all pairs. Since the time for costs
+and weights is not counted for them, this favours peers.
 
-A round measures each solver once, so that a drift of the machine affects all. Ratios are of one
-round, reported as median (lowest-highest). The error is the largest relative one of Eq. (10), of
-minima (ours) or of pairs (peers), against `sinkhorn.py` in float64 to a marginal error of 1e-7, on
-up to `CHECKED` pairs.
+Each round measures every solver, so a drift of the machine affects all alike; a ratio is that of
+one round, and the table has the median (lowest-highest). Errors are the largest relative ones of
+Eq. (10), of spans' minima (ours) or of pairs (peers). Their reference is `sinkhorn.py` in float64
+to a marginal error of 1e-7, on the first `CHECKED` pairs.
 
-Left out: the memory that each takes.
+Left out: the solvers' use of memory.
 """
 
 import sys
@@ -30,9 +31,9 @@ from tasks.settings import Count
 
 @dataclass(frozen=True)
 class Bench:
-    """SHEAR's distances beside POT, GeomLoss and exact transport: about a minute on two CPU cores.
+    """Time SHEAR's distances beside POT, GeomLoss and exact transport; under a minute on a CPU.
 
-    With --model and other flags of train.py, the states of a training step of this model, too.
+    With --model and other flags of train.py, also on the states of a training step of this model.
     """
 
     tokens: Counts = (300,)
@@ -42,13 +43,13 @@ class Bench:
     group: GroupSizes = (8,)
     """Rollouts of a synthetic group."""
     pairs: Count = 256
-    """Pairs of 100 x 100 tokens that a peer solves at most; more if they are small."""
+    """Most pairs of 100 x 100 tokens that a peer solves; of smaller pairs, more."""
     rounds: Count = 3
-    """Times that each solver is measured."""
+    """Number of times that each solver is measured."""
 
 
 if __name__ == "__main__":
-    parse_study(Bench)  # --help and mistakes end here: what follows takes seconds to import
+    parse_study(Bench)  # --help and wrong flags end here: the imports below take seconds
 
 import datetime
 import itertools
@@ -68,8 +69,7 @@ from tqdm import tqdm
 
 from credit.settings import Shear
 from credit.shear_settings import group_weights
-from fast.distances import token_distances
-from fast.race import CHUNK_ENTRIES
+from fast.distances import CHUNK_ENTRIES, token_distances
 from grpo import to_padded
 from harness import tables
 from harness.config import TrainConfig, parse_train
@@ -82,32 +82,32 @@ from studies import prefixes
 from tasks.rows import BadInput
 
 EPS = Shear.eps  # costs are in units of nbar
-CHECKED = 128  # pairs whose errors are measured; at least all pairs of one right span
-# iterations and tolerance of the float64 solutions that serve as reference
+CHECKED = 128  # pairs whose errors are measured; ours: or all pairs of one right span, if more
+# Iterations and tolerance of the reference in float64.
 TRUE_ITERS = 20_000
 TRUE_TOL = 1e-7
 
 
 @run_command(memory="lower --tokens, --width or --group", interrupted="interrupted")
 def main(argv: list[str] | None = None) -> None:
-    """Measure all groups and print a table of each."""
+    """Print a table for the model's groups, if there is a model, and one per synthetic group."""
     flags, others = parse_study(Bench, argv)
     config = resolve(parse_train(others))
     # POT warns that it has not converged, which the table's errors show
     warnings.simplefilter("ignore")
     device = torch.device(config.machine.device)
-    name = f"CPU, {torch.get_num_threads()} threads"
+    hardware = f"CPU, {torch.get_num_threads()} threads"
     if device.type == "cuda":
-        name = torch.cuda.get_device_name(device)
-    print(f"{name}, float32, torch {torch.__version__}, {datetime.date.today()}", flush=True)
+        hardware = torch.cuda.get_device_name(device)
+    print(f"{hardware}, float32, torch {torch.__version__}, {datetime.date.today()}", flush=True)
     if config.model:
         print_table(states_of_step(config, device), flags)
-    for size, width, tokens in itertools.product(flags.group, flags.width, flags.tokens):
-        print_table(synthetic(size, width, tokens, device), flags)
+    for group_size, width, tokens in itertools.product(flags.group, flags.width, flags.tokens):
+        print_table(synthetic(group_size, width, tokens, device), flags)
 
 
 def print_table(states: "States", flags: Bench) -> None:
-    """Measure, which may take minutes, and say so first."""
+    """Announce a measurement, which may take minutes, and print its table."""
     print(f"\nmeasuring {states.name}", flush=True)
     print("\n".join(table(states, flags)), flush=True)
 
@@ -116,31 +116,33 @@ def print_table(states: "States", flags: Bench) -> None:
 
 
 class States(NamedTuple):
-    """Rollout groups that are measured together."""
+    """Mixed rollout groups that are measured together."""
 
     name: str
-    # of each the states (G, T, d), mask (G, T) bool and correct (G,) bool
+    # each group's states (G, T, d), mask (G, T) bool and correct (G,) bool
     groups: list[tuple[Tensor, Tensor, Tensor]]
-    shear: Shear = Shear()  # whose spans they have
+    shear: Shear = Shear()  # window and stride of their spans
 
 
-def synthetic(size: int, width: int, tokens: int, device: torch.device) -> States:
-    """A group of random walks of norm sqrt(d), half of them right.
+def synthetic(group_size: int, width: int, tokens: int, device: torch.device) -> States:
+    """A group of G random walks of T states, each scaled to norm sqrt(d); every other one is right.
 
     They are bfloat16 on a GPU, as a model's states are there.
     """
     generator = torch.Generator().manual_seed(0)
-    hidden = torch.randn(size, tokens, width, generator=generator).mul_(0.3).cumsum_(1)  # (G, T, d)
-    hidden += torch.randn(size, 1, width, generator=generator)
+    shape = group_size, tokens, width  # (G, T, d)
+    hidden = torch.randn(shape, generator=generator).mul_(0.3).cumsum_(1)  # (G, T, d)
+    hidden += torch.randn(group_size, 1, width, generator=generator)  # where each walk starts
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     hidden = torch.nn.functional.rms_norm(hidden, (width,)).to(device, dtype)
-    mask = torch.ones(size, tokens, dtype=torch.bool, device=device)  # (G, T)
-    correct = torch.arange(size, device=device) % 2 == 0  # (G,)
-    return States(f"random walks, G {size}, T {tokens:,}, d {width:,}", [(hidden, mask, correct)])
+    mask = torch.ones(group_size, tokens, dtype=torch.bool, device=device)  # (G, T)
+    correct = torch.arange(group_size, device=device) % 2 == 0  # (G,)
+    name = f"random walks, G {group_size}, T {tokens:,}, d {width:,}"
+    return States(name, [(hidden, mask, correct)])
 
 
 def states_of_step(config: TrainConfig, device: torch.device) -> States:
-    """As many groups of a model's rollouts as a training step has, with its spans.
+    """The mixed groups of rollouts to as many held-out problems as a training step has.
 
     Raises BadInput if no group is mixed.
     """
@@ -161,13 +163,13 @@ def states_of_step(config: TrainConfig, device: torch.device) -> States:
     return States(name, groups, Shear(config.shear.window, config.shear.stride))
 
 
-# ---- peers: Pairs -> Eq. (10) of each pair, (P,), or what the solver computes in its place -------
+# ---- peers: functions from Pairs to values (P,), of Eq. (10) or of the solver's own problem ------
 
 
 class Pairs(NamedTuple):
-    """Some pairs of spans, in units of nbar.
+    """P pairs of spans: costs, masses a and b, and states; costs and states are in units of nbar.
 
-    `x` and `y` are their states, for a solver that computes the costs itself.
+    The states are for GeomLoss, which computes costs itself.
     """
 
     costs: Tensor  # (P, n, m) float32
@@ -178,7 +180,7 @@ class Pairs(NamedTuple):
 
 
 def plain_sinkhorn(pairs: Pairs) -> Tensor:
-    """`sinkhorn.py`; each pair has its own stop."""
+    """`sinkhorn.py`: a batch, in which each pair stops when it has converged."""
     return sinkhorn(pairs.costs, pairs.a, pairs.b, eps=EPS).value
 
 
@@ -198,24 +200,24 @@ def pot_batch(pairs: Pairs) -> Tensor:
 
 
 def one_by_one(solve: Callable[[Tensor, Tensor, Tensor], Tensor], pairs: Pairs) -> Tensor:
-    """Each pair by a solver of one pair."""
+    """Solve pair after pair by a solver of one."""
     return torch.stack(list(map(solve, pairs.costs, pairs.a, pairs.b)))
 
 
 def pot_solve(costs: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """`ot.solve` with our limits."""
+    """`ot.solve` with our number of iterations and tolerance."""
     return ot.solve(
         costs, a, b, reg=EPS, reg_type="kl", max_iter=Shear.max_iters, tol=Shear.tol
     ).value
 
 
 def exact(costs: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """`ot.emd2`, on a CPU: W1 itself."""
+    """`ot.emd2`, which computes on a CPU: W1 itself, without the entropy of Eq. (10)."""
     return ot.emd2(a.double(), b.double(), costs.double())
 
 
 def geomloss_batch(pairs: Pairs) -> Tensor:
-    """GeomLoss, annealed to the same eps. It computes the costs itself."""
+    """GeomLoss on the pairs' states, annealed to the same eps."""
     loss = geomloss.SamplesLoss("sinkhorn", p=1, blur=EPS, debias=False, backend="tensorized")
     return loss(pairs.a, pairs.x, pairs.b, pairs.y)
 
@@ -225,7 +227,7 @@ def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs) -> Tensor:
 
     On a CPU such a batch stays in cache, which halves POT's time.
     """
-    at_once = max(1, CHUNK_ENTRIES.get(pairs.costs.device.type, 2**19) // pairs.costs[0].numel())
+    at_once = max(1, CHUNK_ENTRIES[pairs.costs.device.type] // pairs.costs[0].numel())
     values = []
     for start in range(0, len(pairs.costs), at_once):
         batch = slice(start, start + at_once)
@@ -242,7 +244,7 @@ PEERS: dict[str, Callable[[Pairs], Tensor]] = {
 }
 
 
-def two_sided(states: States) -> list[tuple[Side, Side]]:
+def both_sides(states: States) -> list[tuple[Side, Side]]:
     """The right and the wrong side of each group."""
     sides = []
     for hidden, mask, correct in states.groups:
@@ -253,7 +255,7 @@ def two_sided(states: States) -> list[tuple[Side, Side]]:
 
 
 def full_pairs(right: Side, wrong: Side, count: int) -> Pairs:
-    """The first `count` pairs of spans without padding, with ready-made costs."""
+    """The first pairs of spans without padding, at most `count`."""
     full = (right.spans.mass > 0).all(1)[:, None] & (wrong.spans.mass > 0).all(1)  # (K+, K-)
     k, l = full.nonzero()[:count].unbind(1)  # noqa: E741 - the paper's letters
     i = right.spans.tokens[k]  # (P, n)
@@ -269,31 +271,34 @@ def full_pairs(right: Side, wrong: Side, count: int) -> Pairs:
 
 
 def ours(states: States) -> list[Closest]:
-    """What training finds while it weighs the tokens of each group, `of_right` over nbar."""
-    found = []
+    """Weigh each group as training does; returns the closest spans, with `of_right` over nbar."""
+    closest = []
     for hidden, mask, correct in states.groups:
         weighed = group_weights(hidden, mask, correct, states.shear)
         assert weighed.closest is not None  # every group is mixed
-        found.append(weighed.closest._replace(of_right=weighed.closest.of_right / weighed.nbar))
-    return found
+        closest.append(weighed.closest._replace(of_right=weighed.closest.of_right / weighed.nbar))
+    return closest
 
 
 def true_values(pairs: Pairs) -> Tensor:
-    """(P,) float64, Eq. (10)."""
-    costs, a, b = pairs.costs.double(), pairs.a.double(), pairs.b.double()
+    """The reference for peers: Eq. (10) of each pair, (P,) float64."""
+    costs = pairs.costs.double()
+    a = pairs.a.double()
+    b = pairs.b.double()
     return sinkhorn(costs, a, b, eps=EPS, max_iters=TRUE_ITERS, tol=TRUE_TOL).value
 
 
 def relative_error(values: Tensor, truth: Tensor) -> str:
-    """The largest one, of the first values (P,), whose truth (checked,) is given."""
+    """The largest relative error, written out, of the first values (P,), as far as `truth` goes."""
     count = min(len(values), len(truth))
-    return f"{(values[:count].to(truth) / truth[:count] - 1).abs().max().item():.0e}"
+    errors = values[:count].to(truth) / truth[:count] - 1
+    return f"{errors.abs().max().item():.0e}"
 
 
 def true_minima(sides: tuple[Side, Side]) -> Tensor:
-    """The distances of the first right spans to their closest wrong ones, every pair solved."""
+    """The reference for ours: the first right spans' distances to their closest, (K,) float64."""
     right, wrong = sides
-    count = max(1, CHECKED // len(wrong.spans.tokens))
+    count = max(1, CHECKED // len(wrong.spans.tokens))  # K
     first = Spans(right.spans.tokens[:count], right.spans.mass[:count])
     nbar = mean_norm(torch.cat([right.states, wrong.states]))
     costs = token_distances(right.states, wrong.states).double() / nbar  # (N+, N-)
@@ -303,7 +308,7 @@ def true_minima(sides: tuple[Side, Side]) -> Tensor:
 
 
 def seconds_of(solve: Callable[[], object], device: torch.device) -> float:
-    """Seconds of a call, after one that does not count."""
+    """Seconds of a call, after a first call as a warm-up."""
     for _ in range(2):
         started = time.perf_counter()
         solve()
@@ -313,15 +318,16 @@ def seconds_of(solve: Callable[[], object], device: torch.device) -> float:
 
 
 def table(states: States, flags: Bench) -> list[str]:
-    """Seconds per group, ratios to ours, and errors, as a table.
+    """Lines of a table: seconds per group, ratios to ours, and errors.
 
-    Peers get pairs of one group alone. Raises BadInput if no group has full spans on both sides.
+    Peers get pairs of one group, the first that has full spans on both sides. Raises BadInput if
+    none has.
     """
-    sides = two_sided(states)
+    sides = both_sides(states)
     device = states.groups[0][0].device
     for right, wrong in sides:
-        most = max(1, flags.pairs * 100**2 // right.spans.tokens.shape[1] ** 2)
-        pairs = full_pairs(right, wrong, most)
+        count = max(1, flags.pairs * 100**2 // right.spans.tokens.shape[1] ** 2)
+        pairs = full_pairs(right, wrong, count)
         if len(pairs.costs):
             break
     else:
@@ -333,30 +339,30 @@ def table(states: States, flags: Bench) -> list[str]:
     solvers: dict[str, Callable[[], object]] = {"ours": partial(ours, states)}
     for name, function in PEERS.items():
         solvers[name] = partial(in_batches, function, pairs)
-        if "exact" not in name:  # which solves another problem
+        if "exact" not in name:  # exact transport is another problem
             errors[name] = relative_error(in_batches(function, pairs), truth)
-    solved = 0
-    iterations: list[float] = []  # of all pairs
+    solved = 0  # pairs that ours solves to the end
+    iterations: list[float] = []  # of ours, per pair
     for of_group in closest:
         assert of_group.iterations is not None and of_group.error is not None  # the race counts
         iterations += of_group.iterations.tolist()
         solved += len(of_group.error)
     total = len(iterations)
-    turns = []
+    rounds = []
     for _ in tqdm(range(flags.rounds), states.name, leave=False, disable=None):
-        turns.append({name: seconds_of(solve, device) for name, solve in solvers.items()})
-    seconds = pd.DataFrame(turns)
-    seconds[list(PEERS)] *= total / len(pairs.costs)  # of all pairs
+        rounds.append({name: seconds_of(solve, device) for name, solve in solvers.items()})
+    seconds = pd.DataFrame(rounds)
+    seconds[list(PEERS)] *= total / len(pairs.costs)  # scaled to all pairs
     ratios = seconds.div(seconds["ours"], axis=0)
     rows = []
-    for name, times in ratios.items():
+    for name, ratio in ratios.items():
         row = {"": name, "s per group": f"{seconds[name].median() / len(sides):.3g}"}
-        row["times ours"] = f"{times.median():.1f} ({times.min():.1f}-{times.max():.1f})"
+        row["times ours"] = f"{ratio.median():.1f} ({ratio.min():.1f}-{ratio.max():.1f})"
         rows.append(row | {"largest error": errors.get(name, "-")})
     about = (
         f"{states.name}, w {states.shear.window}, s {states.shear.stride}: {total:,} pairs, "
         f"mixed groups: {len(sides)}; {solved / total:.1%} are solved to the end, "
-        f"{statistics.mean(iterations):.1f} iterations a pair; peers solve {len(pairs.costs):,} "
+        f"{statistics.mean(iterations):.1f} iterations per pair; peers solve {len(pairs.costs):,} "
         "pairs"
     )
     return [about, *tables.markdown(rows)]

@@ -28,7 +28,7 @@ def test_all_peers_solve_eq_10(small, monkeypatch):
 
     The exact one has W1, which lies below by up to eps log w.
     """
-    [(right, wrong)] = bench.two_sided(small)
+    [(right, wrong)] = bench.both_sides(small)
     pairs = bench.full_pairs(right, wrong, 10**9)
     full_right, full_wrong = (int((side.spans.mass > 0).all(1).sum()) for side in (right, wrong))
     count = full_right * full_wrong
