@@ -1,7 +1,12 @@
 """What a credit method sees: a batch of rollouts with rewards, and the context of the run.
 
-The hidden states of all rollouts would not fit: at 4,096 rollouts of 3,000 tokens those of a 7B
-model are 88 GB. They exist for a block, and only (B, T) tensors leave it.
+    Batch.of(rollouts, ...)  a batch before it is scored
+    batch.blocks()           its parts, each of a few whole groups: they are scored and get credit
+    Batch.cat(blocks)        one batch again
+    Context                  policy, tokenizer, task and settings
+
+The hidden states of all rollouts would not fit in memory: for 4,096 rollouts of 3,000 tokens, a 7B
+model's states take 88 GB. They exist for one block at a time, and only (B, T) tensors leave it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,13 +27,13 @@ from rewards import Verdict, rewards_of
 from tasks.lessons import FirstError
 from tasks.problems import Task
 
-BLOCK_TOKENS = 2**15  # response tokens per block; their states take 235 MB at 3,584 bfloat16s
-NOT_SCORED = torch.empty(0)  # stands for a (B, T) tensor before scoring
+BLOCK_TOKENS = 2**15  # response tokens per block: 235 MB of states, if each is 3,584 bfloat16s
+NOT_SCORED = torch.empty(0)  # in place of a (B, T) tensor before scoring
 
 
 @dataclass(frozen=True)
 class Context:
-    """A method's inputs besides the batch: the run's settings, and all that its own passes need."""
+    """A method's inputs besides the batch: settings, and what forward passes of its own need."""
 
     policy: Policy  # the policy that sampled, with unsharded weights
     tokenizer: PreTrainedTokenizerBase
@@ -38,8 +43,8 @@ class Context:
     steps: int  # length of the run
     seed: int
     temperature: float  # at which the policy sampled
-    micro_tokens: int  # tokens per pass
-    prm: RewardModel | None = None
+    micro_tokens: int  # tokens per forward pass
+    prm: RewardModel | None = None  # a process reward model
 
     def score(self, rollouts: Rollouts, keep_hidden: bool = True) -> Scores:
         """Log-probabilities, entropies and states of rollouts, at the temperature of sampling."""
@@ -53,9 +58,9 @@ class Context:
 
 
 def effective_weights(token_advantages: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
-    """What each token's advantage was multiplied by, (B, T).
+    """Token advantages (B, T) over rollout advantages A (B,): the weights (B, T) of the tokens.
 
-    It is 1 where A = 0, and 0 outside of the mask.
+    They are 1 where A = 0, and 0 outside of the mask (B, T).
     """
     scale = advantages[:, None]
     return torch.where(scale != 0, token_advantages / scale, 1.0) * mask
@@ -63,31 +68,29 @@ def effective_weights(token_advantages: Tensor, advantages: Tensor, mask: Tensor
 
 @dataclass
 class Batch:
-    """Everything that a method may look at.
-
-    The rollouts of a group are adjacent.
-    """
+    """B rollouts and all that a method may know of them; the rollouts of a group are adjacent."""
 
     rollouts: Rollouts  # ids, mask (B, T); the mask is empty where there is no verdict
     rewards: Tensor  # (B,) float32, NaN where there is no verdict
     advantages: Tensor  # (B,) float32, Eq. (1)
     group_size: int
     problems: list[dict]  # one per group
-    reasons: list[str]  # one per verdict
+    reasons: list[str]  # of the verdicts, one per rollout
     log_probs: Tensor = NOT_SCORED  # (B, T) float32, by the policy that sampled
     entropies: Tensor = NOT_SCORED  # (B, T) float32, nats
     hidden: Tensor | None = None  # (N, d), a block's N response tokens end to end; None: not kept
     token_advantages: Tensor = NOT_SCORED  # (B, T) float32
-    # For the page: the spans of each rollout of the first group that SHEAR solved.
+    # For the page: each rollout's spans, of the first group whose sides SHEAR compared.
     closest: list[list[ClosestSpan]] = field(default_factory=list)
-    # Of each logged metric the sum of its values, and their number.
+    # The logged metrics by name: [sum of the values, number of values].
     stats: dict[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rollouts: Rollouts, verdicts: list[Verdict], problems: list[dict]) -> "Batch":
-        """A batch before its scoring.
+        """A batch before it is scored; `problems` has one per group.
 
-        A rollout without a verdict is in no set and in no loss.
+        The mask of a rollout without a verdict is emptied, so it is on no side of its group and in
+        no loss.
         """
         rewards = torch.tensor(rewards_of(verdicts), device=rollouts.ids.device).float()  # (B,)
         rollouts = replace(rollouts, mask=rollouts.mask & ~rewards.isnan()[:, None])
@@ -98,7 +101,7 @@ class Batch:
 
     @classmethod
     def cat(cls, batches: Sequence["Batch"]) -> "Batch":
-        """Blocks, or the batches of all ranks, as one; after scoring, without hidden states."""
+        """One batch of scored blocks, or of the batches of all ranks, without hidden states."""
         whole = cls(
             Rollouts.cat([batch.rollouts for batch in batches]),
             torch.cat([batch.rewards for batch in batches]),
@@ -117,9 +120,12 @@ class Batch:
         return whole
 
     def blocks(self) -> Iterator["Batch"]:
-        """Whole groups with at most BLOCK_TOKENS tokens, or one group, as batches."""
+        """The batch in parts of whole groups: at most BLOCK_TOKENS response tokens, or one group.
+
+        The parts are not scored, even if the batch is.
+        """
         starts = [0]  # the first group of each block
-        held = 0  # tokens of the last block
+        held = 0  # tokens of the last block so far
         for group, tokens in enumerate(self.group_tokens):
             if held and held + tokens > BLOCK_TOKENS:
                 starts.append(group)
@@ -137,7 +143,7 @@ class Batch:
             )
 
     def groups(self) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Of each group the rows, states (G, T, d), mask (G, T) and right rollouts (G,) bool.
+        """Each group's rows, states (G, T, d), mask (G, T) bool and right rollouts (G,) bool.
 
         States are 0 outside of the mask.
         """
@@ -163,7 +169,7 @@ class Batch:
 
     @property
     def weights(self) -> Tensor:
-        """(B, T), what token advantages are multiples of A by."""
+        """(B, T), the `effective_weights` of the token advantages."""
         return effective_weights(self.token_advantages, self.advantages, self.mask)
 
     @property
@@ -178,26 +184,25 @@ class Batch:
         return self.lengths.view(-1, self.group_size).sum(1).tolist()
 
     def log(self, name: str, values: Tensor) -> None:
-        """Log a metric, which is the mean over all its values.
+        """Log further values of a metric, such as one per group or per pair of spans.
 
-        Values are, for example, of groups or of pairs of spans; the mean is over all blocks and
-        ranks.
+        The metric is the mean of its values over all blocks and ranks.
         """
         self.add(name, np.array([values.double().sum().item(), values.numel()]))
 
     def add(self, name: str, sums: np.ndarray) -> None:
-        """Add to a metric the sum of further values, and their number."""
+        """Add further values to a metric, given as [their sum, their number]."""
         self.stats[name] = self.stats.get(name, 0) + sums
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The means of what was logged."""
+        """The mean of each logged metric."""
         return {name: total / count for name, (total, count) in sorted(self.stats.items())}
 
     @property
     def first_mixed(self) -> int | None:
-        """The first group with right and wrong rollouts, if any."""
-        rows = (self.advantages != 0).nonzero().flatten().tolist()
+        """The number of the first group with right and wrong rollouts; None if there is none."""
+        rows = self.advantages.nonzero().flatten().tolist()
         return rows[0] // self.group_size if rows else None
 
     @property
@@ -210,9 +215,9 @@ class Batch:
         return self.problems[row // self.group_size]
 
     def true_errors(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-        """Where the first wrong step of each wrong rollout starts and ends, (B, 2) int64.
+        """The tokens at which each wrong rollout's first wrong step starts and ends, (B, 2) int64.
 
-        It is -1 if it is not known, or if A is 0.
+        Both are -1 for right rollouts, where A is 0, and where no wrong step is known.
         """
         places = torch.full((len(self.advantages), 2), -1, device=self.advantages.device)
         for row in ((self.advantages != 0) & ~self.correct).nonzero().flatten().tolist():
@@ -224,10 +229,10 @@ class Batch:
     def true_error(
         self, row: int, task: Task, tokenizer: PreTrainedTokenizerBase
     ) -> FirstError | None:
-        """The first wrong step of a rollout, None if the task knows none."""
+        """The first wrong step of a rollout; None if it has none, or the task does not know."""
         if not task.first_error:
             return None
         tokens = tokens_of(tokenizer, self.rollouts, row)
-        return task.first_error(
-            self.problem_of(row), tokens if self.rollouts.truncated[row] else tokens[:-1]
-        )
+        if not self.rollouts.truncated[row]:
+            tokens = tokens[:-1]  # without the stop token
+        return task.first_error(self.problem_of(row), tokens)

@@ -1,17 +1,19 @@
 """Where credit went: how strong, how concentrated and how well placed it is, for any method.
 
-    step_metrics       a step's rewards, lengths and credit, as metrics.jsonl has them
-    sample_rows        a group's responses, tokens and weights, as samples.jsonl has them
-    concentration      mean weight, effective share of tokens, Gini, mass of the top tenth, signs
-    localisation       weights against the true first wrong step, where a task knows it
-    weight_by_side     their means before the first error and from it on, which costs little
-    shares_by_part     how much of all weight lies before, on and after the wrong step
-    peak, around       how far off the largest weight lies; the mean weight around a place
+    step_metrics           a step's rewards, lengths and credit, as metrics.jsonl has them
+    sample_rows            a group's responses, tokens and weights, as samples.jsonl has them
+    credit_vs_first_error  what an evaluation reports of credit, where a task knows first errors
+    concentration          mean weight, effective share of tokens, Gini, share of the top tenth
+    localisation           how well weights separate tokens before the first error from later ones
+    weight_by_side         mean weights before the first error and from it on: cheap, for every step
+    shares_by_part         the shares of the weight before, on and after the first wrong step
+    peak, around           how far from it the largest weight lies; mean weights around a place
+    group_moments          mean and standard deviation over a group's tokens, for credit methods
 
-"Concentrated" is meant within a rollout, so it does not see that one rollout got more than another;
-the mean and the spread of the weights do. A number here describes credit, it does not praise it:
-uniform credit (GRPO) has an effective share of 1, a Gini of 0, a tenth of the mass on the top
-tenth, and an AUC of one half.
+Concentration is measured within each rollout, so it does not show that one rollout gets more than
+another; the mean and standard deviation of the weights do. These numbers describe credit, and do
+not say which is better: uniform credit (GRPO) has an effective share of 1, a Gini of 0, about a
+tenth of the mass on the top tenth, and an AUC of one half.
 """
 
 import math
@@ -31,7 +33,7 @@ from tasks.rows import printable
 
 
 def positions(mask: Tensor) -> Tensor:
-    """(B, T) int64, the place of each token in its row."""
+    """(B, T) int64, the index of each token in its row."""
     return torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
 
 
@@ -40,16 +42,17 @@ def group_moments(values: Tensor, mask: Tensor, group_size: int) -> tuple[Tensor
 
     Values and mask are (B, T), the results (B, 1) float32.
     """
-    # float64: a mean of equal values must be that value, or what is left over it is standardised
+    # float64: the mean of equal values is then, in float32, that value. Otherwise `standardise`
+    # would blow up the rounding error.
     group_tokens = group_size * values.shape[1]  # G T
     values = values.double().reshape(-1, group_tokens)  # (groups, G T)
     mask = mask.reshape(-1, group_tokens)  # (groups, G T)
     count = mask.sum(1, keepdim=True).clamp_min(1)  # (groups, 1)
     mean = torch.where(mask, values, 0.0).sum(1, keepdim=True) / count
     std = (torch.where(mask, values - mean, 0.0).square().sum(1, keepdim=True) / count).sqrt()
-    return mean.float().repeat_interleave(group_size, 0), std.float().repeat_interleave(
-        group_size, 0
-    )
+    mean = mean.float().repeat_interleave(group_size, 0)  # (B, 1)
+    std = std.float().repeat_interleave(group_size, 0)  # (B, 1)
+    return mean, std
 
 
 def standardise(values: Tensor, mask: Tensor, group_size: int) -> Tensor:
@@ -64,31 +67,31 @@ def concentration(token_advantages: Tensor, advantages: Tensor, mask: Tensor) ->
     `weight_mean` and `weight_std` are over the tokens whose A is not 0, as is `sign_changes`, the
     share of tokens whose advantage has the opposite sign of A.
 
-    The others are means over the rollouts that have any advantage, of the absolute token advantages
-    v_1 <= ... <= v_T:
+    The others are means over the rollouts with credit. With the absolute token advantages
+    v_1 <= ... <= v_T of a rollout they are:
 
         ess        (sum v)^2 / (T sum v^2), in (0, 1]; also called effective-token ratio
                    (arXiv 2601.07408, 2606.00257)
-        gini       the Gini coefficient, 0 for uniform
+        gini       2 sum(t v_t) / (T sum v) - (T + 1) / T, the Gini coefficient; 0 for uniform
         top_tenth  the share of the sum that lies on the ceil(T / 10) largest
 
     The papers name the measures without formulas; these are the usual ones.
     """
-    weights = effective_weights(token_advantages, advantages, mask)[
-        mask & (advantages != 0)[:, None]
-    ]
+    counts = mask & (advantages != 0)[:, None]  # (B, T)
+    weights = effective_weights(token_advantages, advantages, mask)[counts]  # (n,)
     shares: dict[str, list[Tensor]] = {"ess": [], "gini": [], "top_tenth": []}
     for row in range(len(mask)):
         v = token_advantages[row][mask[row]].abs().double().sort().values  # (T,)
         if not v.any():
             continue
-        length, total = len(v), v.sum()
+        length = len(v)  # T
+        total = v.sum()
         rank = torch.arange(1, length + 1, device=v.device)
         shares["ess"].append(total**2 / (length * v.square().sum()))
         shares["gini"].append(2 * (rank * v).sum() / (length * total) - (length + 1) / length)
         shares["top_tenth"].append(v[-math.ceil(length / 10) :].sum() / total)
     means = {name: torch.tensor(shares[name]).double().mean().item() for name in shares}
-    if len(weights) < 2:  # no advantage, no spread
+    if len(weights) < 2:  # where at most one token has an advantage: mean 1, deviation 0
         weights = torch.ones(2)
     return means | {
         "weight_mean": weights.mean().item(),
@@ -110,11 +113,12 @@ def localisation(
         auc_rollout   the mean over rollouts that have tokens on both sides
         auc_position  what a token's position alone achieves: read any weight's AUC beside it
         auc_step      the tokens of the wrong step against all others, before and after
+        rollouts      the number of rollouts that have tokens on both sides
 
-    Returns None where no rollout has both sides.
+    The means of `weight_by_side` are added. Returns None where no rollout has both sides.
     """
     position = positions(mask)
-    start, end = wrong_step[:, :1], wrong_step[:, 1:]  # (B, 1), (B, 1)
+    start, end = wrong_step.split(1, dim=1)  # (B, 1) each
     counts = mask & (start >= 0)  # (B, T)
     after = position >= start  # (B, T)
     by_rollout = []
@@ -150,10 +154,10 @@ def weight_by_side(weights: Tensor, mask: Tensor, first_error: Tensor) -> dict[s
 def shares_by_part(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> list[float]:
     """The shares of the weight before the first wrong step, on it and after it.
 
-    They are of all rollouts that count; shapes are those of `localisation`.
+    All rollouts that count are pooled. Arguments are those of `localisation`.
     """
     position = positions(mask)
-    start, end = wrong_step[:, :1], wrong_step[:, 1:]  # (B, 1), (B, 1)
+    start, end = wrong_step.split(1, dim=1)  # (B, 1) each
     counted = weights.double() * (mask & (start >= 0))  # (B, T)
     parts = (position < start, (position >= start) & (position < end), position >= end)
     return [(counted[part].sum() / counted.sum()).item() for part in parts]
@@ -162,9 +166,9 @@ def shares_by_part(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> list[fl
 def peak(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict | None:
     """Quartiles of the distance in tokens from the first error's start to the largest weight.
 
-    The distance is negative where the largest weight (the first one, if several are) lies before
-    the error. A rollout with one weight everywhere has no peak; returns None where none has one.
-    Shapes are those of `localisation`.
+    The distance is negative where the largest weight (the first, if several are equal) lies before
+    the error. A rollout whose weights are all equal has no peak; returns None where none has one.
+    Arguments are those of `localisation`.
     """
     offsets = []
     for row in (wrong_step[:, 0] >= 0).nonzero().flatten().tolist():
@@ -173,8 +177,10 @@ def peak(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> dict | None:
             offsets.append((of_tokens.argmax() - wrong_step[row, 0]).item())
     if not offsets:
         return None
-    quartiles = np.quantile(offsets, [0.25, 0.5, 0.75])
-    return {"quartiles": quartiles.tolist(), "rollouts": len(offsets)}
+    return {
+        "quartiles": np.quantile(offsets, [0.25, 0.5, 0.75]).tolist(),
+        "rollouts": len(offsets),
+    }
 
 
 def around(weights: Tensor, mask: Tensor, place: Tensor, reach: int) -> list[float | None]:
@@ -193,7 +199,7 @@ def around(weights: Tensor, mask: Tensor, place: Tensor, reach: int) -> list[flo
 
 def _auc(values: Tensor, positive: Tensor) -> float | None:
     """`auc` of the positives' values against the negatives'."""
-    values = values.double().cpu()  # float32 ranks lose digits
+    values = values.double().cpu()  # scipy would count pairs in float32, too few digits
     positive = positive.cpu()
     return auc(values[positive].numpy(), values[~positive].numpy())
 
@@ -205,7 +211,7 @@ def auc(high: np.ndarray, low: np.ndarray) -> float | None:
     """
     if not len(high) or not len(low):
         return None
-    pairs = mannwhitneyu(high, low).statistic  # in which `high` is larger
+    pairs = mannwhitneyu(high, low).statistic  # pairs in which `high` is larger, ties as halves
     return float(pairs / (len(high) * len(low)))
 
 
@@ -213,15 +219,17 @@ def auc(high: np.ndarray, low: np.ndarray) -> float | None:
 
 
 def step_metrics(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -> dict[str, float]:
-    """Metrics of a step's rollouts and credit; by first errors, too, where the task knows them."""
+    """A step's metrics of rollouts and credit, by their names in metrics.jsonl.
+
+    Those of `weight_by_side` are among them where the task knows first errors.
+    """
     mask = batch.mask
-    rewards = batch.rewards.cpu().numpy()
-    groups = rewards.reshape(-1, batch.group_size)
-    equal = (batch.advantages.view(-1, batch.group_size) == 0).all(1)
+    rewards = batch.rewards.cpu().numpy()  # (B,)
+    groups = rewards.reshape(-1, batch.group_size)  # (groups, G)
+    equal = (batch.advantages.view(-1, batch.group_size) == 0).all(1)  # (groups,)
     by_side = {}
     if task.first_error:
-        errors = batch.true_errors(task, tokenizer)[:, 0]  # (B,)
-        by_side = weight_by_side(batch.weights, mask, errors)
+        by_side = weight_by_side(batch.weights, mask, batch.true_errors(task, tokenizer)[:, 0])
     metrics = {
         "reward": float(np.nanmean(rewards)),
         "solved": float((np.nan_to_num(groups).max(1) > 0.5).mean()),
@@ -236,7 +244,7 @@ def step_metrics(batch: Batch, task: Task, tokenizer: PreTrainedTokenizerBase) -
 
 
 def reason_shares(reasons: list[str]) -> dict[str, float]:
-    """The shares of responses without a verdict of right or wrong, by reason."""
+    """The shares of responses that are cut off, and of those that hold no answer."""
     return {name: reasons.count(name) / len(reasons) for name in ("truncated", "no_answer")}
 
 
@@ -248,10 +256,10 @@ def sample_rows(
     weights: dict[str, Tensor],
     group: int | None = None,
 ) -> list[dict]:
-    """The rows of one group of the step, for samples.jsonl.
+    """The rows of one group for samples.jsonl, one per rollout; `step` counts from 0.
 
-    `weights` holds (B, T) weights by the names of methods. `group` defaults to the first with right
-    and wrong rollouts, or to the first of all.
+    `weights` has method -> weights (B, T). `group` is a group's number; None: the first with right
+    and wrong rollouts, otherwise 0.
     """
     if group is None:
         group = batch.first_mixed or 0
@@ -287,9 +295,10 @@ def sample_rows(
 def worked_example(
     tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts, weights: Tensor, first_error: Tensor
 ) -> list[str]:
-    """Lines to print: the mean weight of each line of one wrong rollout.
+    """Lines to print: each line of one wrong rollout, with its mean weight.
 
-    It is the first rollout whose error is not its first token; [] if there is none.
+    It is the first rollout whose error is not its first token; [] if there is none. `weights` are
+    (B, T), `first_error` (B,).
     """
     rows = (first_error > 0).nonzero().flatten().tolist()
     if not rows:
@@ -311,8 +320,8 @@ def credit_vs_first_error(
 ) -> dict:
     """Compare the method's credit with the true first errors of wrong rollouts in mixed groups.
 
-    Also returns an example to print, and the first group's rows for the page. That group's problem
-    is the same before and after training.
+    Returns the numbers ("localisation"), lines to print ("example"), and for the page the rows of
+    the first group ("samples"), whose problem is the same before and after training.
     """
     wrong_step = batch.true_errors(task, tokenizer)  # (B, 2)
     return {

@@ -87,8 +87,8 @@ def before_and_after(before: Path, after: Path) -> list[dict]:
 def as_html(groups: list[list[dict]], title: str, task: str = "") -> str:
     """The page as ASCII text; groups hold rows as `measures.sample_rows` makes them.
 
-    A row may have "spans", each a `shear_settings.Closest`. Weights may be negative; those that are
-    None or not finite show as unknown. `task` is a sentence.
+    A row may have "spans", each a `shear_settings.ClosestSpan`. Weights may be negative; those that
+    are None or not finite show as unknown. `task` is a sentence.
     """
     frame = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     fillings = dict(title=html.escape(title), task=html.escape(task), data=groups_as_json(groups))
