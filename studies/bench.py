@@ -1,4 +1,4 @@
-"""Time and error of SHEAR's distances and of other solvers of Eq. (10) ("peers"), side by side.
+"""Time and error of SHEAR's distances beside other solvers: POT, GeomLoss, exact transport ("peers").
 
     python -m studies.bench                                          # random walks
     python -m studies.bench --task embedded --model runs/NAME/start  # and the states of a model
@@ -10,14 +10,14 @@ those of train.py, such as --prompts-per-step.
 
 Ours is what training calls, from hidden states to token weights, group by group; most of its time
 goes into `fast.race` and `fast.distances`. Peers get pairs of full spans with ready-made costs
-(GeomLoss: states), in batches as large as ours. They solve at most `--pairs` pairs of 100 x 100
-tokens, or more smaller ones, and their seconds are scaled to all pairs. Since the time for costs
-and weights is not counted for them, this favours peers.
+(GeomLoss gets states), in batches as large as ours. They solve at most `--pairs` pairs of 100 x 100
+tokens, more if pairs are smaller, and their seconds are scaled to all pairs. This favours peers,
+whose seconds include no token weights and, except for GeomLoss, no costs.
 
-Each round measures every solver, so a drift of the machine affects all alike; a ratio is that of
-one round, and the table has the median (lowest-highest). Errors are the largest relative ones of
-Eq. (10), of spans' minima (ours) or of pairs (peers). Their reference is `sinkhorn.py` in float64
-to a marginal error of 1e-7, on the first `CHECKED` pairs.
+Each round measures every solver, so a drift of the machine affects all alike. Ratios are taken
+within a round; the table has their median (lowest-highest). Errors are the largest relative errors
+of Eq. (10): ours of the spans' minima, peers' of single pairs. The reference is `sinkhorn.py` in
+float64 to a marginal error of 1e-7, on the first `CHECKED` pairs.
 
 Left out: the solvers' use of memory.
 """
@@ -43,7 +43,7 @@ class Bench:
     group: GroupSizes = (8,)
     """Rollouts of a synthetic group."""
     pairs: Count = 256
-    """Most pairs of 100 x 100 tokens that a peer solves; of smaller pairs, more."""
+    """Maximum number of pairs of 100 x 100 tokens that a peer solves; more if they are smaller."""
     rounds: Count = 3
     """Number of times that each solver is measured."""
 
@@ -200,7 +200,7 @@ def pot_batch(pairs: Pairs) -> Tensor:
 
 
 def one_by_one(solve: Callable[[Tensor, Tensor, Tensor], Tensor], pairs: Pairs) -> Tensor:
-    """Solve pair after pair by a solver of one."""
+    """Solve the pairs one after the other."""
     return torch.stack(list(map(solve, pairs.costs, pairs.a, pairs.b)))
 
 
@@ -289,7 +289,7 @@ def true_values(pairs: Pairs) -> Tensor:
 
 
 def relative_error(values: Tensor, truth: Tensor) -> str:
-    """The largest relative error, written out, of the first values (P,), as far as `truth` goes."""
+    """The largest relative error, as text, of those first values (P,) whose truth is known."""
     count = min(len(values), len(truth))
     errors = values[:count].to(truth) / truth[:count] - 1
     return f"{errors.abs().max().item():.0e}"
