@@ -1,4 +1,4 @@
-"""Time and error of SHEAR's distances beside other solvers: POT, GeomLoss, exact transport ("peers").
+"""Time and error of SHEAR's distances beside its "peers": POT, GeomLoss and exact transport.
 
     python -m studies.bench                                          # random walks
     python -m studies.bench --task embedded --model runs/NAME/start  # and the states of a model
