@@ -284,7 +284,7 @@ def read_settings(path: Path, forms: Sequence[object] = ()) -> dict:
 def object_of(text: str, forms: Sequence[object]) -> dict:
     """The object in a JSON text.
 
-    Raises ValueError unless it has one of the `forms`; the message is by the nearest of them.
+    Raises ValueError unless it has one of the `forms`; the message is about the one that fits best.
     """
     value = json.loads(text)
     if not isinstance(value, dict):
