@@ -112,7 +112,7 @@ def load_outline(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         config = AutoConfig.from_pretrained(**options)
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    text = config.get_text_config()  # its language model's, if it also reads images
+    text = config.get_text_config()  # the config of its language model, if it also reads images
     if not (getattr(text, "num_attention_heads", 0) and getattr(text, "num_hidden_layers", 0)):
         raise BadInput(
             f"--model {name}: {config.model_type} has no attention, which training needs; give "
@@ -138,10 +138,11 @@ def load_weights(
     device: torch.device,
     tokenizer: PreTrainedTokenizerBase,
 ) -> PreTrainedModel:
-    """Load a model onto a device by its class's `from_pretrained`; `dtype` "auto": as it is stored.
+    """Load a model onto a device by its class's `from_pretrained`.
 
-    Weights in safetensors go from their files to the device, without a copy in the host's memory.
-    Raises BadInput if weights do not fit config.json, or the tokenizer does not fit the model.
+    `dtype` "auto" is that of the files; a .gguf file is unpacked to float32. Weights in safetensors
+    go to the device without a copy in the host's memory. Raises BadInput if weights do not fit
+    config.json, or the tokenizer does not fit the model.
     """
     with loader_options(flag, name) as options:
         options.update(
@@ -179,7 +180,7 @@ def check_finite(flag: str, name: str, model: PreTrainedModel) -> None:
 def load_model(
     name: str, device: torch.device, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
-    """The policy, in the dtype in which it is stored; raises BadInput for one to refuse."""
+    """The policy, in the dtype of its files; raises BadInput for one that would train wrongly."""
     from_pretrained = AutoModelForCausalLM.from_pretrained
     policy = load_weights("--model", name, from_pretrained, "auto", device, tokenizer)
     check_finite("--model", name, policy)

@@ -75,9 +75,9 @@ def with_legend(rows: list[dict[str, str]], legend: Sequence[str] = ()) -> list[
 def print_tables(settings: dict, results: dict, differences: dict, paper: str | None) -> None:
     """Print protocol and data, a table per model, and several models side by side.
 
-    `settings` are those of settings.json; `results` has model -> benchmark -> result, `differences`
-    the same for each model's differences from the first. `paper` is the paper's model whose numbers
-    are added; None: the one that the model was trained from, if the paper has it.
+    `settings` is the content of settings.json. `results` has model -> benchmark -> result,
+    `differences` model -> benchmark -> `evaluation.paired_difference` from the first model. `paper`
+    is the paper's model whose numbers are added; None: the one that each model was trained from.
     """
     data = settings["data"]
     for name, entry in ({"protocol": settings["protocol"]} | data).items():
@@ -231,10 +231,10 @@ def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[
     if not backbone:
         return with_legend(rows)
     suite = suite_of(best[0])
-    for method, printed in PAPER[backbone].items():
+    for method, numbers in PAPER[backbone].items():
         cells = {"": f"{method} †"}
         for name in with_average(best[0]):
-            mean, deviation = printed.get(suite if name == "average" else name, UNKNOWN)
+            mean, deviation = numbers.get(suite if name == "average" else name, UNKNOWN)
             cells[name] = percent(mean / 100, deviation / 100)
         rows.append(cells)
     return with_legend(rows, [f"†: the paper's, {backbone}"])

@@ -32,7 +32,8 @@ MUTABLE = (list, dict, set, bytearray, collections.deque)  # what a call can cha
 Value = Any  # a value of the tests or the candidate, of any type
 
 # The types that JSON lacks (dict: for its keys) -> a function from a value to the arguments that
-# rebuild it. A subclass stands before its bases, since the first match counts.
+# rebuild it; the types of one `fromkeys` share a function. A subclass stands before its bases,
+# since the first match counts.
 PLAIN: dict[type, Callable[..., list]] = {
     collections.defaultdict: lambda d: [getattr(d.default_factory, "__name__", ""), dict(d)],
     collections.Counter: lambda c: [dict(c)],
@@ -61,7 +62,8 @@ TYPES: dict[str, type] = {kind.__name__: kind for kind in EXACT | {type}}  # by 
 def encode(value: Value, describe: Callable[[object], dict | None]) -> Value:
     """The value in JSON's types; a value that is not plain data becomes what `describe` returns.
 
-    A value whose class extends one of EXACT is encoded as a value of that type.
+    If its class extends one of EXACT, it is encoded as a value of that type, unless it is a member
+    of an enum or a named tuple.
     """
     if value is None or isinstance(value, bool):
         return value
