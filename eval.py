@@ -27,7 +27,7 @@ from pathlib import Path
 from harness.config import PRESETS, Embedded, EvalConfig, check_eval, flat, parse_eval
 
 if __name__ == "__main__":
-    parse_eval()  # --help and mistakes end here: what follows takes seconds to import
+    parse_eval()  # --help and wrong flags end here: the imports below take seconds
 
 import torch
 import transformers

@@ -123,7 +123,7 @@ class Compare:
 
 
 if __name__ == "__main__":
-    parse_study(Compare)  # --help and mistakes end here: what follows takes seconds to import
+    parse_study(Compare)  # --help and wrong flags end here: the imports below take seconds
 
 import numpy as np
 import pandas as pd

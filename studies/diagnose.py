@@ -70,7 +70,7 @@ class Diagnose:
 
 
 if __name__ == "__main__":
-    parse_study(Diagnose)  # --help and mistakes end here: the imports below take seconds
+    parse_study(Diagnose)  # --help and wrong flags end here: the imports below take seconds
 
 import pandas as pd
 import torch

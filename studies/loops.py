@@ -37,7 +37,7 @@ class Loops:
 
 
 if __name__ == "__main__":
-    parse_study(Loops)  # --help and mistakes end here: what follows takes seconds to import
+    parse_study(Loops)  # --help and wrong flags end here: the imports below take seconds
 
 import copy
 import datetime
