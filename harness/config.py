@@ -66,7 +66,7 @@ MAY_CHANGE = frozenset(
     "generate_batch eval_every bench bench_data track force".split()
 )
 FLAT = (tyro.conf.OmitArgPrefixes,)  # flags are named by their fields alone
-UNSPELT = "given", "digest", "method_option"  # settings that `spell` makes no flag of
+UNSPELT = "given", "digest", "method_option"  # settings that `takes` cannot check by a flag
 
 
 # ---- parts of a configuration, one for each group of flags ---------------------------------------
@@ -193,9 +193,9 @@ class TrainConfig:
     checkpoints: Checkpoints = Checkpoints()
     machine: TrainMachine = TrainMachine()
     given: tyro.conf.Suppress[tuple[str, ...]] = ()
-    """The settings that stand on the command line: these sizes do not shrink to the data."""
+    """Names of the settings on the command line; sizes among them do not shrink to the data."""
     digest: tyro.conf.Suppress[str | None] = None
-    """Of the run's problems, which a resumed run must find again."""
+    """Digest of the run's problems, which must be the same when it is resumed."""
 
 
 PAPER = TrainConfig()
@@ -257,7 +257,7 @@ class Preset:
 
 
 def preset(argv: Sequence[str] | None) -> TrainConfig:
-    """The defaults of train.py's flags beside the flags that were given, whose names it has."""
+    """The defaults that --task, --model and --smoke choose, with the names of all given flags."""
     chosen, _ = read_flags(Preset, argv, add_help=False, return_unknown_args=True)
     default = PRESETS.get(chosen.task or ("math" if chosen.model else "embedded"), PAPER)
     return replace(smoke(default) if chosen.smoke else default, given=given_flags(argv))
@@ -286,7 +286,7 @@ def read_flags(kind: type, argv: Sequence[str] | None, **options: Any) -> Any:
 
 
 def parse_study(kind: type[Config], argv: Sequence[str] | None = None) -> tuple[Config, list[str]]:
-    """A study's own flags, and the others as they are, which are those of train.py."""
+    """A study's own flags, and the other words of the command line: flags of train.py."""
     prog = f"python -m studies.{kind.__name__.lower()}"
     return read_flags(kind, argv, prog=prog, return_unknown_args=True)
 
@@ -343,9 +343,10 @@ def resume(config: TrainConfig, folder: str) -> TrainConfig:
         saved = with_values(saved, {"bench": (), "bench_data": ()})
     resumed = with_values(saved, given | {"resume": str(path)})
     steps = resumed.optimisation.steps
-    if steps < report["step"]:  # as many: the run was cut in its last evaluation
-        done = f"the checkpoint is of step {report['step']} already"
-        raise BadInput(f"--steps {steps}: {done}; give more")
+    if steps < report["step"]:  # equal if only the last evaluation was cut off
+        raise BadInput(
+            f"--steps {steps}: the checkpoint is of step {report['step']} already; give more"
+        )
     return resumed
 
 
@@ -362,7 +363,7 @@ def refuse_other_settings(
 
 
 def check(config: TrainConfig) -> None:
-    """What is wrong with the settings alone; raises BadInput."""
+    """Raise BadInput for wrong settings, as far as they show before anything is loaded."""
     check_method(config)
     values = flat(config)
 
@@ -489,7 +490,10 @@ def parse_eval(argv: Sequence[str] | None = None) -> EvalConfig:
 
 
 def check_eval(config: EvalConfig) -> EvalConfig:
-    """The same with what --greedy means; raises BadInput for flags that exclude each other."""
+    """The configuration with --greedy resolved.
+
+    Raises BadInput for flags that exclude each other, and for a seed given twice.
+    """
     if sum(map(bool, (config.model, config.saved, config.replay, config.runs))) != 1:
         raise BadInput("give one of --model, --from, --replay and --runs")
     if len(set(config.seeds)) < len(config.seeds):

@@ -39,39 +39,40 @@ def predict(
     """
     total, trained = parameters(model_config, config.credit.lora_rank)
     size = 4 if config.machine.dtype == "float32" else 2  # bytes per number
-    # Otherwise `parallel.shard` makes no copy: the trained model itself samples.
+    # With one rank in float32 `parallel.shard` makes no copy: the trained model itself samples.
     has_copy = world > 1 or size == 2
     shards = config.machine.shard_over or world
-    gb = {
+    parts = {  # in bytes
         "weights": 4 * total / shards,  # float32
         "moments": 8 * trained / shards,
         "copy": size * total * has_copy,
     }
-    gb["resident"] = sum(gb.values())
-    gb["gradients"] = 4 * trained / shards
+    parts["resident"] = sum(parts.values())
+    parts["gradients"] = 4 * trained / shards
     # float32 logits, their softmax and their gradient
-    gb["logits"] = 3 * 4 * HEAD_CHUNK * model_config.get_text_config().vocab_size
+    parts["logits"] = 3 * 4 * HEAD_CHUNK * model_config.get_text_config().vocab_size
     heldout = config.problems.heldout
     problems = max(config.sampling.prompts_per_step, min(config.evaluation.eval_groups, heldout))
-    # held-out problems are answered greedily, too
-    rollouts = -(-max(problems * config.sampling.rollouts_per_prompt, heldout) // world)
+    # A rank has whole groups, and answers its share of the held-out problems greedily.
+    groups = -(-problems // world)  # on the rank with the most
+    rollouts = max(groups * config.sampling.rollouts_per_prompt, -(-heldout // world))
     row = row_bytes(model_config, PROMPT, config.sampling.max_tokens, size)
     fitting: float = AT_ONCE
     if config.machine.device == "cuda":
-        fitting = SHARE * (room * 1e9 - gb["resident"]) / row
+        fitting = SHARE * (room * 1e9 - parts["resident"]) / row
     at_once = min(config.machine.generate_batch or fitting, rollouts)
-    gb["generating"] = row * max(1, int(at_once))
-    gb["sampling"] = gb["resident"] + gb["generating"]
-    gb["training"] = gb["resident"] + gb["gradients"] + gb["logits"]
+    parts["generating"] = row * max(1, int(at_once))
+    parts["sampling"] = parts["resident"] + parts["generating"]
+    parts["training"] = parts["resident"] + parts["gradients"] + parts["logits"]
     # on disk: the weights, those of the sampling copy, the moments
-    gb["checkpoint"] = (4 + size) * total + 8 * trained
-    return {name: count / 1e9 for name, count in gb.items()}
+    parts["checkpoint"] = (4 + size) * total + 8 * trained
+    return {name: count / 1e9 for name, count in parts.items()}
 
 
 def parameters(config: PreTrainedConfig, rank: int = 0) -> tuple[int, int]:
-    """How many parameters a model has, and how many of them are trained.
+    """How many parameters a model has, with its adapter, and how many of them are trained.
 
-    `rank` is that of a LoRA adapter, 0 for none. No memory is allocated.
+    `rank` is the LoRA adapter's, 0 for none. No memory is allocated.
     """
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
@@ -83,8 +84,8 @@ def parameters(config: PreTrainedConfig, rank: int = 0) -> tuple[int, int]:
 def plan(model_config: PreTrainedConfig, config: TrainConfig, ranks: Ranks) -> list[str]:
     """The plan's lines on predicted memory and on disk, with a warning where either is too small.
 
-    Raises BadInput if not even one rollout at a time could fit, or no checkpoint on disk. With
-    `--force` only the disk is checked.
+    Raises BadInput if a checkpoint does not fit on the disk, or, without `--force`, if weights,
+    moments, gradients and the sampling copy do not fit in memory.
     """
     room = room_gb(ranks.device)
     free = free_gb(Path(config.out))
@@ -96,12 +97,11 @@ def plan(model_config: PreTrainedConfig, config: TrainConfig, ranks: Ranks) -> l
         raise BadInput(f"--out {config.out}: {reason}; choose another, or free space")
     need = gb["resident"] + gb["gradients"]
     if need > room and not config.machine.force:
-        reason = (
-            f"weights, moments, gradients and the sampling copy take {need:.1f} GB a rank of "
-            f"{room:.1f} GB"
+        raise BadInput(
+            f"--model {config.model}: weights, moments, gradients and the sampling copy take "
+            f"{need:.1f} GB a rank of {room:.1f} GB; give --lora-rank 16, more GPUs or a smaller "
+            "model, or continue with --force"
         )
-        remedy = "give --lora-rank 16, more GPUs or a smaller model, or continue with --force"
-        raise BadInput(f"--model {config.model}: {reason}; {remedy}")
     lines = [
         f"memory per rank, predicted: {gb['resident']:.1f} GB stay; sampling "
         f"{gb['sampling']:.1f} GB, training {gb['training']:.1f} GB and activations",
@@ -120,7 +120,7 @@ def plan(model_config: PreTrainedConfig, config: TrainConfig, ranks: Ranks) -> l
 
 
 def room_gb(device: torch.device) -> float:
-    """Memory of the GPU; without one, each rank's share of the machine's memory."""
+    """GB of the GPU's memory; without a GPU, of each rank's share of the machine's memory."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1] / 1e9
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9
@@ -128,7 +128,7 @@ def room_gb(device: torch.device) -> float:
 
 
 def free_gb(folder: Path) -> float:
-    """Free space on the disk of a folder, which may not exist yet."""
+    """Free GB on the disk of a folder, which may not exist yet."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free / 1e9

@@ -64,9 +64,9 @@ def test_parts_are_those_counted_by_hand():
     They are of four ranks, of pairs of these (--shard-over), with an adapter, and of one rank
     alone.
     """
-    sizes = flags(prompts_per_step=8, rollouts_per_prompt=4, max_tokens=44)
-    # 8 rollouts per rank, 300 tokens each; keys and values of 3 layers, one head of 4 numbers;
-    # logits; prefill
+    sizes = flags(prompts_per_step=5, rollouts_per_prompt=4, max_tokens=44)
+    # two of the five groups on one rank: 8 rollouts, 300 tokens each; keys and values of 3 layers,
+    # one head of 4 numbers; logits; prefill
     generating = 8 * (300 * 2 * 3 * 1 * 4 * 2 + 16 * 10 + 256 * (6 * 8 + 3 * 16) * 2)
     expected = {
         "weights": TOTAL,
