@@ -29,7 +29,7 @@ class FirstError(NamedTuple):
     """The first wrong step of a response."""
 
     token: int  # index in the response's tokens of the step's first token
-    kind: str  # what is wrong, in a word of the task's
+    kind: str  # what is wrong, in one of the task's words
     end: int  # index after the step's last token
 
 
@@ -41,7 +41,7 @@ def result_of(op: str, left: Number, right: Number) -> Number:
 def draw_apart(count: int, heldout: int, make: Callable[[], dict]) -> tuple[list[dict], list[dict]]:
     """`count` problems to train on and `heldout` others, with no prompt in both.
 
-    No prompt is held out twice. There are fewer problems where so many do not exist.
+    No prompt is held out twice. Fewer problems come where so many do not exist.
     """
     train: list[dict] = []
     tests: dict[str, dict] = {}

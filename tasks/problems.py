@@ -30,8 +30,9 @@ cannot be used is an error that names it; in published sets, which have "gt_answ
 "reward_model", it is dropped, and a warning counts these rows and names the first.
 
 **Templates** put an instruction on the form of the answer beside the problem (`choose_template`).
-chat is the tokenizer's own template, with it below the problem; qwen-math, of Qwen2.5-Math's own
-evaluation, is the same with it as the system's message; plain is the two as text.
+chat is the tokenizer's own template, with the instruction below the problem. qwen-math is the same
+template with the instruction as the system's message, as in Qwen2.5-Math's own evaluation. plain is
+the problem and the instruction as text.
 
 Left out: evaluation sets (`tasks/benchmarks.py`), several answers to a problem, splits by date.
 """
@@ -119,8 +120,8 @@ class Task:
     def draw(self, step: int, count: int, seed: int, round: int = 0) -> list[dict]:
         """The `count` problems of a step (from 0), in shuffled epochs that follow each other.
 
-        Those of a `round` above 0, which replace some of a step's problems, are of epochs that no
-        step reaches.
+        The problems of a `round` above 0, which replace some of the step's, come from epochs that
+        no step reaches.
         """
         epoch, start = divmod((step + round * ROUND) * count, len(self.train))
         problems: list[dict] = []
@@ -228,7 +229,7 @@ def text_task(
 
 
 def check_readable(prompt: str, decoded: str) -> None:
-    """Raise BadInput for a prompt that lost a tenth of its characters, encoded and `decoded`."""
+    """Raise BadInput for a prompt of which encoding and decoding lost a tenth of the characters."""
     written = characters_of(prompt)
     lost = (written - characters_of(decoded)).total()
     if lost >= LOST * written.total():
@@ -412,7 +413,8 @@ def as_problem(row: dict, kind: str) -> dict:
         style_of(tests)
         return {"problem": problem, "tests": tests}
     answers = [columns.get(name) for name in ("gt_answer", "ground_truth_answer", "answer")]
-    answers += [truth, last_box(str(columns.get("solution")))]
+    # a list of solutions is no text, whose backslashes `str` would double
+    answers += [truth, last_box(_first_text([columns.get("solution")]) or "")]
     answer = _first_text(answers)
     if answer is None:
         raise lacks(row, '"answer", non-empty text, or "solution" with a \\boxed{}')
@@ -425,8 +427,8 @@ def _columns(row: dict) -> dict:
     return extra | row if isinstance(extra, dict) else row
 
 
-def _user_message(prompt: list | None) -> str | None:
-    """The last message of the user."""
+def _user_message(prompt: Sequence | None) -> str | None:
+    """The last message of the user; None if there is none, or if the prompt is a text."""
     content = None
     for message in prompt or []:
         if isinstance(message, dict) and message.get("role") == "user":
@@ -437,7 +439,7 @@ def _user_message(prompt: list | None) -> str | None:
 def _first_text(values: list) -> str | None:
     """The first value that is text, or a number as text; None if there is none.
 
-    A column of numbers comes as numbers from some files, and of whole ones as 27.0 from some.
+    Some files hold answers as numbers, and whole numbers as 27.0.
     """
     for value in values:
         if type(value) is int or (type(value) is float and math.isfinite(value)):
@@ -470,8 +472,8 @@ def _own_tests(tests: object) -> object:
 def _published_tests(published: object) -> object:
     """Tests of Eurus or LiveCodeBench in our form.
 
-    Scripts read and write text or lists of lines. Calls are lists of arguments with each value in a
-    list of one, or texts with one argument per line in JSON and values in JSON.
+    Scripts read and write text or lists of lines. Calls are lists of arguments, and the value of
+    each may stand in a list of one; or both are JSON texts, with one argument per line.
     """
     tests = _own_tests(published)
     if not isinstance(tests, dict) or not {"inputs", "outputs"} <= tests.keys():

@@ -5,7 +5,7 @@
     from_hub(repo, pattern, blame, remedy)  source, revision and rows of a data set on the hub
 
 A file is a table (.parquet or .csv), a JSON list or JSON lines; JSON may be compressed (.gz). A
-folder holds such files, or was saved by `datasets`; of several splits "train" is read.
+folder holds such files, or was saved by `datasets`; of its splits, "train" is read.
 """
 
 import csv
@@ -47,9 +47,9 @@ def cause(error: BaseException) -> str:
 
 @contextmanager
 def bad_input_on_error(name: str, remedy: str) -> Iterator[None]:
-    """Turn any error of a library that reads the file `name` into a BadInput.
+    """Turn any error inside, except MemoryError, into a BadInput.
 
-    Its sentence has the name, the library's message and the remedy.
+    Its sentence has `name` (a file or flag), the message of the error's cause and the remedy.
     """
     try:
         yield

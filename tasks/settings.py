@@ -49,7 +49,7 @@ def read_number(kind: type[Number], low: float, high: float, text: str) -> Numbe
         value = kind(text)
     except ValueError as error:
         raise ValueError(f"must be of type {kind.__name__}") from error
-    if not low <= value <= high:  # NaN is not, either
+    if not low <= value <= high:  # no comparison with NaN holds
         raise ValueError(f"must be from {low} to {high}")
     return value
 

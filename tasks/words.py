@@ -110,7 +110,7 @@ def task(
     Raises BadInput.
     """
     plain, note = text.empty_task("math", settings, grading, tokenizer, model_name)
-    made = replace(
+    return replace(
         plain,
         name="words",
         train=make_problems(MADE_PROBLEMS + settings.heldout, seed),
@@ -118,8 +118,7 @@ def task(
         rephrase=rephrase,
         step_end="\n",
         lessons=partial(warm_up, tokenizer=tokenizer, prompt=plain.prompt, seed=seed),
-    )
-    return made, [note]
+    ), [note]
 
 
 def make_problem(rng: random.Random) -> dict:
@@ -221,7 +220,7 @@ def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
 
     None if no mistake is known.
     """
-    box = box_place(text) or (len(text),) * 3  # without one, as an empty one at the end
+    box = box_place(text) or (len(text),) * 3  # no box counts as an empty one at the end
     for sign, forms in SIGNS.items():  # keeps the text's length, and so all places in it
         text = re.sub(forms, partial(_as_long, sign), text, flags=re.I)
     equations = list(EQUATION.finditer(text, 0, box[2]))
