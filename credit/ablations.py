@@ -1,13 +1,13 @@
-"""The paper's ablations of SHEAR (Sec. 5.4.1): what its hooks `closest` and `pool` can be made of.
+"""Ablations of SHEAR (Sec. 5.4.1 of arXiv 2604.23318): other functions for its hooks.
 
-    closest_by_cost        the closest spans by the reading "cost" of Eq. (10): <P, C>,
-                           `value_linear` in sinkhorn.py, without a floor: it vanishes on shared
-                           prefixes. It has no bounds to race with, so every pair is solved
-    closest_by_chamfer     by the symmetric Chamfer distance
-    closest_by_cosine      by 1 - cos of the mean states
-    closest_by_mmd         by the MMD of a Gaussian kernel
-    mean_weights           the hook `pool`
-    even_out               the other normalisation
+    closest_by_cost     hook `closest`: the reading "cost" of Eq. (10), <P, C>, `value_linear` in
+                        sinkhorn.py. It has no floor, so it vanishes on shared prefixes, and no
+                        bounds to race with, so every pair is solved
+    closest_by_chamfer  the same hook, by the symmetric Chamfer distance
+    closest_by_cosine   by 1 - cos of the mean states
+    closest_by_mmd      by the MMD of a Gaussian kernel
+    mean_weights        hook `pool`: the mean over a token's spans instead of the largest
+    even_out            normalisation over each rollout instead of the group
 
 The kernel's width is a median: the lower one of all distances between a token of a right and a
 token of a wrong rollout of the group.
@@ -26,9 +26,9 @@ from torch import Tensor
 from shear import Closest, ClosestHook, Side, Spans, closest_of, token_distances
 from sinkhorn import sinkhorn
 
-DUST = 1e-6  # of a group's mean weight: below, a rollout's is float32's rounding of 0
-# Entries of the cost blocks that are solved together: 64 MB a buffer on a GPU, of which the solver
-# holds about six; on a CPU small chunks win because they stay in cache.
+DUST = 1e-6  # share of the group's mean weight; a rollout's mean below it is a rounded 0
+# Entries of the cost blocks that are solved together: 64 MB per buffer on a GPU, and the solver
+# holds about six buffers; on a CPU small chunks win because they stay in cache.
 TILE_ENTRIES = defaultdict(lambda: 2**19, cuda=2**24)
 
 

@@ -4,17 +4,18 @@
     serl    the same, but told another right rollout of the group
     sdpo    told another right rollout; the log-ratio is the advantage
     iw-opd  the same, more where little of the log-ratio's size lies before the token
-    dasd    told another right rollout; A, and a little of the log-ratio by the token's entropy
+    dasd    told another right rollout; A plus a little of the log-ratio, by the token's entropy
     hsd     told the answer and another right rollout; the ratio minus 1 is the advantage
     scapo   told nothing, but asked in other words; tokens that this changes lose some advantage
 
 Each takes one forward pass over the same responses after longer prompts, which must fit into the
-model's context.
+model's context. `scapo` takes one pass per rephrasing, and renames in the responses what the
+rephrasing renames.
 
-Left out: the sources' losses over the whole vocabulary, of which SDPO and HSD find the sampled
-token's share to be the noisiest part: a method of this loop sees sampled tokens only. (SDPO's
-default is the Jensen-Shannon divergence of the 100 likeliest, ratios cut at 2.) SDPO's teacher lags
-behind, a moving average of rate .05; HSD stays near its start.
+Left out: the sources' losses over the whole vocabulary, as methods here see sampled tokens only.
+SDPO and HSD find the one-token form the noisiest. (SDPO's default is the Jensen-Shannon divergence
+over the 100 likeliest tokens, ratios cut at 2.) SDPO's teacher, a moving average of rate .05, is
+left out too, as is HSD's, which stays near its start.
 """
 
 from collections.abc import Callable
@@ -72,11 +73,11 @@ def lean_on(
 def sdpo(batch: Batch, context: Context, *, mix: float) -> Tensor:
     """A_t = mix A + (1 - mix) (log pi'(y_t) - log pi(y_t)): SDPO (arXiv 2601.20802).
 
-    Eq. (3) and App. B.1. pi' also sees the first other right rollout of the group. Without one its
-    part is 0, and as in the authors' code a rollout without credit does not count in the loss's
-    mean (with a `mix`, theirs has two means). `mix` is 0 in the paper's main runs, .9 for weak
-    models. Deviates: their A is r - mean r; their prompt shows the solution below the problem, ours
-    above it (`Task.shown`); see also the module's docstring.
+    Eq. (3) and App. B.1. pi' also sees the first other right rollout of the group. Without one the
+    log-ratio is 0, and as in the authors' code a rollout without credit does not count in the
+    loss's mean (with a `mix`, theirs has two means). `mix` is 0 in the paper's main runs, .9 for
+    weak models. Deviates: their A is r - mean r; their prompt shows the solution below the problem,
+    ours above it (`Task.shown`); see also the module's docstring.
     """
     return mix * batch.A + (1 - mix) * peer_log_ratio(batch, context)
 
@@ -113,12 +114,13 @@ def dasd(batch: Batch, context: Context, *, beta: float) -> Tensor:
 
 
 def hsd(batch: Batch, context: Context) -> Tensor:
-    """A_t = pi'(y_t) / pi(y_t) - 1, minus the gradient of KL(pi' || pi): HSD (arXiv 2606.15576).
+    """A_t = pi'(y_t) / pi(y_t) - 1: HSD (arXiv 2606.15576).
 
-    Eqs. (9) and (13). pi' also sees the answer and, if there is one, a random other right rollout
-    of the group. Verdicts act through these alone. The paper calls a one-sample form of its loss
-    unstable, without a formula: compare with care. Inferred: the prompt, of which the paper says
-    only that special tokens delimit what is told.
+    Eqs. (9) and (13). Averaged over y_t ~ pi, A_t grad log pi(y_t) is -grad KL(pi' || pi). pi' also
+    sees the answer and, if there is one, a random other right rollout of the group. Verdicts act
+    through these alone. The paper calls a one-sample form of its loss unstable, without a formula:
+    compare with care. Inferred: the prompt, of which the paper says only that special tokens
+    delimit what is told.
     """
     told = []
     for row, solutions in enumerate(right_peers(batch)):
@@ -200,6 +202,6 @@ def told_log_ratio(
     rollouts = batch.rollouts if ids is None else replace(batch.rollouts, ids=ids)
     prompts = [context.task.prompt(problem) for problem in problems]
     encoded = context.tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    ids, mask = pad_left(encoded, pad_id(context.tokenizer), rollouts.ids.device)
-    told = replace(rollouts, prompt_ids=ids, prompt_mask=mask)
+    prompt_ids, prompt_mask = pad_left(encoded, pad_id(context.tokenizer), rollouts.ids.device)
+    told = replace(rollouts, prompt_ids=prompt_ids, prompt_mask=prompt_mask)
     return context.score(told, keep_hidden=False).log_probs - batch.log_probs

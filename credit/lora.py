@@ -2,6 +2,7 @@
 
     add(model, rank, seed)           adapters on every linear layer but the head
     with off(model): ...             the model as it was before training
+    merge(model)                     a copy without an adapter, which is added to its weights
     save_merged(model, ..., folder)  a plain Hugging Face folder, the adapter added to the weights
 
 Experts get adapters, too, where peft knows the model's layout. After `add` nothing else is trained.
@@ -26,7 +27,7 @@ from tasks.rows import BadInput, cause
 def add(model: PreTrainedModel, rank: int, seed: int) -> None:
     """Add adapters to `model`, in place, drawn from the seed: all ranks have the same.
 
-    Raises BadInput.
+    Raises BadInput if PEFT refuses the model's layers.
     """
     torch.manual_seed(seed)
     config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear")
@@ -40,7 +41,7 @@ def add(model: PreTrainedModel, rank: int, seed: int) -> None:
 
 
 def off(model: PreTrainedModel) -> AbstractContextManager:
-    """The model without its adapter."""
+    """A context in which the model runs without its adapter."""
     return vars(model)["peft"].disable_adapter()
 
 
@@ -56,6 +57,6 @@ def merge(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def save_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    """Model and tokenizer as any tool loads them, with or without an adapter."""
+    """Save model and tokenizer as any tool loads them, an adapter merged into the weights."""
     merge(model).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -3,13 +3,13 @@
     assign_credit(batch, context, Credit("grpo"))   ->  A_i on every token
     assign_credit(batch, context, Credit("shear"))  ->  A_i omega_t, Alg. 1 line 18 of 2604.23318
 
-`credit/table.py` lists all methods and says how to add one; FUNCTIONS below has the function of
-each, some of which stand in `values.py` and `hindsight.py`. A method runs its own further passes,
-and logs numbers with `batch.log`.
+`credit/table.py` lists all methods and says how to add one. FUNCTIONS below maps their names to
+their functions, some of which are in `values.py` and `hindsight.py`. A method that needs further
+forward passes runs them itself, and logs metrics with `batch.log`.
 
-All but those that the table says do not weigh keep the sign of A. Token advantages are detached:
-weights are constants for autograd. A docstring says "inferred" where the source is silent, and
-"deviates" where ours differs from it. `credit/measures.py` measures where credit went.
+A method keeps the sign of A unless its entry in the table has `weighs=False`. Token advantages are
+detached: weights are constants for autograd. In a docstring, "Inferred" marks what the source
+leaves open, and "Deviates" what differs from it. `credit/measures.py` measures where credit went.
 """
 
 import math
@@ -35,8 +35,9 @@ def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
     """Token advantages (B, T) of a method or mixture with its options, 0 outside of the mask.
 
     `--negative-scale` multiplies those of all wrong rollouts: a control, as methods differ in how
-    much they punish. `--rescale mean1` then divides a group's by their mean weight, so that methods
-    differ in direction and not in the size of the step; groups without any weight stay as they are.
+    much they punish. `--rescale mean1` then divides those of a group by its mean weight, so that
+    methods differ in direction and not in the size of the step; a group without any weight stays as
+    it is.
     """
     token_advantages = advantages_by(credit, batch, context)  # (B, T)
     token_advantages = torch.where(batch.mask, token_advantages.detach(), 0.0)
@@ -53,9 +54,9 @@ def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
 def advantages_by(credit: Credit, batch: Batch, context: Context) -> Tensor:
     """Token advantages (B, T) of a method or of a mixture, before the mask and the controls.
 
-    A method takes the options that are given. A mixture is lam A1 + (1 - lam) A2; lam is `share`
-    and rises linearly to 1 over the first `until` steps, so that training ends with the first
-    method; both methods have the defaults of their options.
+    A single method gets the options of `credit`. A mixture is lam A1 + (1 - lam) A2; lam starts at
+    `share` and rises linearly to 1 over the first `until` steps, so that training ends with the
+    first method; at `until` 0 it stays. Both methods run with their default options.
     """
     options = credit.options
     if credit.method in FUNCTIONS:
@@ -81,8 +82,8 @@ def signbalance(batch: Batch, context: Context) -> Tensor:
     """A_t = 1 in right rollouts, -n+ / n- in wrong ones: SignBalance (arXiv 2609.04063).
 
     The group has n+ right and n- wrong rollouts. Meant for answers of few values, where a guess can
-    be right. Computed as A / A+, A+ the right ones' Eq. (1), which is the same for verdicts of 0
-    and 1: so it weighs groups, not tokens. Inferred: a group of equal verdicts gets nothing.
+    be right. Computed as A / A+, where A+ is the right rollouts' A; for verdicts of 0 and 1 that is
+    the same. So it rescales groups, not tokens. Inferred: a group of equal verdicts gets nothing.
     """
     advantages = batch.advantages.view(-1, batch.group_size)  # (groups, G)
     of_right = advantages.amax(1, keepdim=True).clamp_min(1e-8)
@@ -93,8 +94,8 @@ def entropy_credit(batch: Batch, context: Context, *, alpha: float, kappa: float
     """A_t = A + min(alpha H_t, |A| / kappa), H_t in nats (Cheng et al. 2025, arXiv 2506.14758).
 
     Rewards grow and penalties shrink where the policy was unsure. The default alpha is the source's
-    for GRPO. Deviates: the source takes H_t from the forward pass of each update; here it is that
-    of the rollout, from the distribution that was sampled from, once for all updates.
+    for GRPO. Deviates: the source takes H_t from the forward pass of each update; here it is
+    computed once for all updates, from the distribution that the rollout was sampled from.
     """
     return batch.A + torch.minimum(alpha * batch.entropies, batch.A.abs() / kappa)
 
@@ -102,8 +103,8 @@ def entropy_credit(batch: Batch, context: Context, *, alpha: float, kappa: float
 def hapo(batch: Batch, context: Context, *, alpha: float, phi: float) -> Tensor:
     """A_t = A + alpha sign(A) clip((H_t - mu) / sigma, -|A| / phi, |A| / phi): HAPO (2604.11056).
 
-    mu and sigma are of the entropies of the group's tokens. These are Eqs. (6) and (7) of version
-    1, which calls it EAPO; version 2, HAPO, may differ.
+    mu and sigma are the mean and standard deviation of the entropies of the group's tokens. These
+    are Eqs. (6) and (7) of version 1, which calls the method EAPO; version 2, HAPO, may differ.
     """
     bound = batch.A.abs() / phi  # (B, 1)
     z = standardise(batch.entropies, batch.mask, batch.group_size)  # (B, T)
@@ -114,8 +115,8 @@ def rsi(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
     """A_t = A T / (tokens kept) where RSI_t lies in [low, high], 0 elsewhere.
 
     The relative surprisal index RSI_t = 1 + log pi(y_t) / H_t (arXiv 2606.31575, Eq. (1)) is 1
-    where the policy was certain, so such tokens get no credit. Its bounds are those for 7B; `high`
-    is .9 for 3B, .95 for 1.5B. H_t is in nats.
+    where the policy was certain, so such tokens get no credit. The default bounds are the source's
+    for 7B; its `high` is .9 for 3B, .95 for 1.5B. H_t is in nats.
     """
     index = 1 + batch.log_probs / batch.entropies  # (B, T), NaN or -inf where H_t is 0
     kept = (index >= low) & (index <= high) & batch.mask  # (B, T)
@@ -126,8 +127,8 @@ def taco(batch: Batch, context: Context, *, alpha: float, strength: float) -> Te
     """A_t = A (1 - strength (1 - exp(-r_t))) where A and r_t are positive, A elsewhere: TACO.
 
     r_t = -log pi(y_t) - H_t + log alpha (arXiv 2607.07976): tokens of right rollouts that were far
-    less likely than entropy expects earn less, down to 1 - strength of A. H_t is in nats. Here log
-    pi and H_t are those of the rollout, once for all updates.
+    less likely than entropy expects earn less, down to (1 - strength) A. H_t is in nats. Here log
+    pi and H_t are computed once for all updates, by the policy that sampled.
     """
     excess = (math.log(alpha) - batch.log_probs - batch.entropies).clamp_min(0.0)  # r, (B, T)
     earned = 1 - strength * (1 - (-excess).exp())  # (B, T)
@@ -200,10 +201,10 @@ def first(batch: Batch, context: Context, *, threshold: float) -> Tensor:
 def own_side(batch: Batch, context: Context) -> Tensor:
     """A_t = A omega_t as in `shear`, but from the closest span of the same outcome: a control.
 
-    The control is ours. That span is one of another rollout. If distance from the other side tells
-    more than novelty, this tells less. nbar and eps are those of the whole group; omega is 1
-    in a rollout that is the only one of its side. HarA (arXiv 2610.04344), of which only the
-    abstract is public, has another distance from rollouts of the same outcome, to their
+    The control is ours. The closest span is one of another rollout. If SHEAR's weights measure more
+    than novelty, these should locate errors less well. nbar and eps are those of the whole group;
+    omega is 1 in a rollout that is the only one of its side. HarA (arXiv 2610.04344), of which only
+    the abstract is public, also compares rollouts of the same outcome, by the distance to their
     barycentre.
     """
     omega = batch.mask.float()  # (B, T)
@@ -251,10 +252,15 @@ def nearer_own(vectors: Tensor, right: Tensor) -> Tensor:
     """
     vectors = vectors.double()  # if the sides are alike, float32 rounding would decide the margins
 
-    def margins(own: Tensor) -> Tensor:
-        """||v - of_wrong||^2 - ||v - of_right||^2, (n,); minus it in wrong rollouts."""
+    def margins(weights: Tensor) -> Tensor:
+        """||v - of_wrong||^2 - ||v - of_right||^2, (n,); negated for vectors of wrong rollouts.
+
+        `weights` (n,) are those of the vectors in their side's mean.
+        """
         # (d,) each
-        of_right, of_wrong = (side @ vectors / side.sum() for side in (own * right, own * ~right))
+        of_right, of_wrong = (
+            side @ vectors / side.sum() for side in (weights * right, weights * ~right)
+        )
         margin = 2 * (vectors - (of_right + of_wrong) / 2) @ (of_right - of_wrong)
         return torch.where(right, margin, -margin)
 
@@ -272,11 +278,12 @@ def oar_g(
 ) -> Tensor:
     """A_t = A omega_t, omega_t by the answer's sensitivity to token t: OAR-G (arXiv 2601.07408).
 
-    The sensitivity is gradient times input. quantile, beta and noise are those of the authors' page
-    and code; the paper's own (ACL 2026) are not known. As in the code, J is the KL of the answer's
-    mean logits, and the gradient is multiplied by the embedding, which the page does not do.
-    Inferred: the answer is the one that was given, read where it was sampled. With either probe a
-    part of the importance is the draw of the noise, drawn again in each step.
+    The sensitivity is gradient times input. The defaults of quantile, beta and noise are those of
+    the authors' page and code; the paper's own (ACL 2026) are not known. As in the code, J is the
+    KL of the answer's mean logits (with the probe "kl"), and the gradient is multiplied by the
+    embedding, which the page does not do. Inferred: the answer is the one that was given, read
+    where it was sampled. With either probe, importance depends in part on the noise, which is drawn
+    anew in each step.
     """
     importance_of = partial(salience.importance_by_gradient, probe=probe, noise=noise)
     return by_importance(importance_of, batch, context, quantile, beta)
@@ -285,8 +292,8 @@ def oar_g(
 def oar_p(batch: Batch, context: Context, *, quantile: float, beta: float, probe: str) -> Tensor:
     """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other.
 
-    It takes a pass per token. Deviates: by the probe "logp" a token whose absence makes the answer
-    likelier has importance 0; in their code, less.
+    It takes one forward pass per token before the answer. Deviates: with the probe "logp" a token
+    whose absence makes the answer likelier has importance 0; in their code, less than 0.
     """
     importance_of = partial(salience.importance_by_masking, probe=probe)
     return by_importance(importance_of, batch, context, quantile, beta)
@@ -327,9 +334,8 @@ def arca(batch: Batch, context: Context, *, floor: float) -> Tensor:
     """A_t = A T w_t, w_t in proportion to a_t + floor, a_t = ||h_adapted - h_base||: ARCA.
 
     Eqs. (8) and (15) of arXiv 2606.00257; w_t sums to 1 over the rollout's T tokens, so T w_t has
-    mean 1. h is the last hidden state with the LoRA adapter and without it; an adapter that is
-    still nothing gives weight 1. Inferred: the floor, of which the source only says that it is
-    small.
+    mean 1. h is the last layer's state with the LoRA adapter and without it; an untrained adapter
+    (B = 0) gives weight 1. Inferred: the floor, of which the source only says that it is small.
     """
     change = salience.adapter_residual(batch.rollouts, context, batch.states)
     change = (change + floor) * batch.mask  # (B, T)
@@ -391,7 +397,7 @@ def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) 
         returns[row, : len(step)] = shares.flip(0).cumsum(0).flip(0)[step]
     returns = torch.where(mask, returns + outcome * batch.correct[:, None], 0.0)
     means = (returns.sum(1) / mask.sum(1)).view(-1, batch.group_size)  # (groups, G)
-    others = (~means.isnan()).sum(1, keepdim=True) - 1  # (groups, 1), with a verdict
+    others = (~means.isnan()).sum(1, keepdim=True) - 1  # (groups, 1), peers with a verdict
     baseline = (means.nansum(1, keepdim=True) - means) / others  # leave one out; NaN for one alone
     centred = (returns - baseline.view(-1, 1)).nan_to_num()  # (B, T)
     return centred / group_moments(centred, mask, batch.group_size)[1].clamp_min(0.1)
@@ -403,7 +409,8 @@ def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) 
 def oracle(batch: Batch, context: Context) -> Tensor:
     """A_t = A in right rollouts; in wrong ones only on the true first wrong step, 0 elsewhere.
 
-    It is what the best locator could give.
+    A wrong rollout whose first wrong step is not known keeps A. This is the credit of a perfect
+    locator of errors.
     """
     position = positions(batch.mask)  # (B, T)
     places = batch.true_errors(context.task, context.tokenizer)
@@ -417,7 +424,7 @@ def cliff(batch: Batch, context: Context, *, prefix: float) -> Tensor:
     Before its first error a wrong rollout has `prefix` A_cor - b (arXiv 2609.02817, whose teacher
     names the error that the task knows here). A_cor = (1 - mu) / sigma and A_inc = -mu / sigma, mu
     the group's share of right rollouts and sigma = sqrt(mu (1 - mu)); b makes the mean over the
-    group's tokens 0. A wrong rollout without a known error keeps A; inferred: b is computed from
+    group's tokens 0. Inferred: a wrong rollout without a known error keeps A, and b is taken off
     all other tokens.
     """
     mask = batch.mask
@@ -452,7 +459,7 @@ def random_credit(batch: Batch, context: Context) -> Tensor:
 def shuffle(batch: Batch, context: Context, **ablations: str) -> Tensor:
     """A_t = A omega_p(t), omega as in `shear`, p a random permutation of the rollout's tokens.
 
-    These are SHEAR's weights without their places.
+    A control with the values of SHEAR's weights, but not their places.
     """
     token_advantages = shear(batch, context, **ablations)
     for row, length in enumerate(batch.mask.sum(1).tolist()):

@@ -1,7 +1,7 @@
 r"""A process reward model: how good is each step of a response?
 
     harness.models.load_reward_model(name, device, dtype)  -> model and tokenizer
-    score_steps(prm, questions, rollouts, tokenizer, ...)  -> of each rollout good (K,), step (T_i,)
+    score_steps(prm, questions, rollouts, tokenizer, ...)  -> per rollout: good (K,), step (T_i,)
 
 The model is that of "The Lessons of Developing Process Reward Models in Mathematical Reasoning"
 (arXiv 2501.07301): Qwen2 with a head of two layers and two classes at every token. It reads a
@@ -11,11 +11,11 @@ conversation,
     user        the question
     assistant   the first step<extra_0>the second step<extra_0> ...
 
-and the chance of class 1 at an <extra_0> is that of the step before it being good. The head is
-written out below, so that no code of the model's folder has to run (`trust_remote_code`); its
-config.json and weights load as they are.
+and the probability of class 1 at an <extra_0> is P(good) of the step before it. The head is written
+out below, so that no code of the model's folder has to run (`trust_remote_code`); its config.json
+and weights load as they are.
 
-What makes it right, and is easy to get wrong:
+Details that are easy to get wrong:
   - A score is read wherever <extra_0> stands, so a question or a response that spells it would add
     steps of its own: there it is blanked out, and the separators are counted before any is read.
   - The policy's tokens and the model's never meet. Steps are found in the text, and a policy's

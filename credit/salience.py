@@ -5,13 +5,13 @@
     answer_places            | the tokens of the final answer, in the sampled ids | none
     importance_by_masking    | how hiding a token changes the answer              | one per token
     importance_by_gradient   | the same to first order, gradient times input      | a backward one
-    outcome_weights          | weights of importance                              | none
+    outcome_weights          | OAR's token weights, from importance               | none
     adapter_residual         | how far the LoRA adapter moves the hidden state    | a forward one
     attention_entropy        | how widely the middle layer looks back             | a forward one
 
 All but the places are (B, T) float32. `methods.py` makes token advantages of them, with formulas
-and sources. Each pass takes the context of a run, works on at most its `micro_tokens` tokens at a
-time, and leaves the parameters' `.grad` as it was. Importance is measured one rollout at a time.
+and sources. Passes take at most `Context.micro_tokens` tokens at a time, or one longer rollout, and
+leave the parameters' `.grad` as it was. Importance is measured one rollout at a time.
 """
 
 from bisect import bisect_left, bisect_right
@@ -28,15 +28,15 @@ from credit.tokens import char_starts
 from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, layers_of, pack, pad_id, to_padded
 from rewards import box_place
 
-ANSWER_TOKENS = 32  # of an answer, at most, that are probed: their distributions exist all at once
+ANSWER_TOKENS = 32  # probed per answer, at most: their distributions are in memory all at once
 
 
 class Answer(NamedTuple):
-    """Where a response ends to reason and answers, in its tokens."""
+    """Where a response stops reasoning and gives its answer, in tokens."""
 
     reasoning: int  # tokens before the last box
-    start: int  # first token of what stands in the box
-    end: int  # after the last one
+    start: int  # the first token of the box's content
+    end: int  # the token after the last one that is probed
 
 
 Answers = dict[int, Answer]  # of the rollouts that have one
@@ -55,7 +55,7 @@ def answer_places(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts) -> Ans
         if opening == 0 or begin == end or not ids:
             continue
         starts = char_starts(tokenizer, ids)
-        # the start of the token that holds it, which the bytes of a character share
+        # where the token that holds `begin` starts; all bytes of a character start there
         first = starts[bisect_right(starts, begin) - 1]
         start = bisect_left(starts, first)
         end = min(bisect_left(starts, end), start + ANSWER_TOKENS)
@@ -70,18 +70,18 @@ def importance_by_masking(
     """How much the answer's distribution changes when a token before it is hidden, (B, T) float32.
 
     Padding takes the hidden token's place. `probe` is "kl", KL(clean || changed) of the mean logits
-    over the answer's tokens, or "logp", how much less likely the given answer becomes, at least 0,
-    the mean over its tokens. Importance is 0 outside of the reasoning.
+    over the answer's tokens, or "logp", how much the given answer's log-probability falls, the mean
+    over its tokens. Importance is at least 0, and 0 outside of the reasoning.
     """
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
     for row, answer in tqdm(answers.items(), desc="mask tokens", leave=False, disable=None):
-        ids, prompt = _up_to_answer(rollouts, row, answer)  # (S,)
+        ids, prompt_length = _up_to_answer(rollouts, row, answer)  # (S,)
         tokens = rollouts.ids[row, answer.start : answer.end]  # (n,)
         clean = _next_log_probs(context.policy, tokens, input_ids=ids[None])  # (1, n, V)
         at_once = max(1, min(context.micro_tokens // len(ids), HEAD_CHUNK // len(tokens)))
         for masked in torch.arange(answer.reasoning, device=ids.device).split(at_once):  # (b,)
             copies = ids.repeat(len(masked), 1)  # (b, S)
-            copies[torch.arange(len(masked)), prompt + masked] = pad_id(context.tokenizer)
+            copies[torch.arange(len(masked)), prompt_length + masked] = pad_id(context.tokenizer)
             changed = _next_log_probs(context.policy, tokens, input_ids=copies)  # (b, n, V)
             importance[row, masked] = _change(clean, changed, tokens, probe).clamp_min(0.0)
     return importance
@@ -102,8 +102,8 @@ def importance_by_gradient(
     seed = context.seed * 2**20 + context.step  # no run takes so many steps
     moves = noise * _fixed_noise(rollouts.ids.shape[1], weight, seed)  # (T, d)
     for row, answer in tqdm(answers.items(), desc="gradients", leave=False, disable=None):
-        ids, prompt = _up_to_answer(rollouts, row, answer)  # (S,)
-        reasoning = slice(prompt, prompt + answer.reasoning)
+        ids, prompt_length = _up_to_answer(rollouts, row, answer)  # (S,)
+        reasoning = slice(prompt_length, prompt_length + answer.reasoning)
         tokens = rollouts.ids[row, answer.start : answer.end]  # (n,)
         embeddings = embed(ids[None]).detach()  # (1, S, d)
         noisy = embeddings.clone()
@@ -127,7 +127,7 @@ def outcome_weights(
 
     Of the reasoning's tokens, those below the quantile theta of n = log(1 + I), scaled to [0, 1],
     are suppressed to max(n / theta, 0.1), the others boosted to 1 + beta (n - theta) / (1 - theta).
-    All others keep 1, as do rollouts without an answer.
+    All other tokens keep 1, as do rollouts that are not in `answers`.
     """
     omega = mask.float()  # (B, T)
     for row, answer in answers.items():
@@ -190,16 +190,16 @@ def attention_entropy(rollouts: Rollouts, context: Context) -> Tensor:
 
 
 def _up_to_answer(rollouts: Rollouts, row: int, answer: Answer) -> tuple[Tensor, int]:
-    """A rollout's ids (S,) from which the last n predict its answer, and its prompt's length.
+    """A rollout's ids (S,), prompt included, up to its answer, and the length of its prompt.
 
-    The answer's last token is not among them, as no prediction needs it.
+    The last n ids predict the n tokens of the answer, so its last token is not among them.
     """
     prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]  # (P,)
     return torch.cat([prompt, rollouts.ids[row, : answer.end - 1]]), len(prompt)
 
 
 def _next_log_probs(policy: Policy, tokens: Tensor, **inputs: Tensor) -> Tensor:
-    """Log-distributions (b, n, V) float32 of the n `tokens`, by the last n positions."""
+    """Log-distributions (b, n, V) float32 at the last n positions, for `tokens` (n,)."""
     states = policy.model.base_model(**inputs, use_cache=False).last_hidden_state  # (b, S, d)
     return policy.model.get_output_embeddings()(states[:, -len(tokens) :]).float().log_softmax(-1)
 

@@ -1,4 +1,10 @@
-"""SHEAR as training calls it: `shear.weigh_group` with the hooks that its settings ask for."""
+"""SHEAR as training calls it: `shear.weigh_group` with the hooks that its settings ask for.
+
+    group_weights       a group's token weights, by the paper's method or an ablation of it
+    closest_by_rollout  for each rollout, its spans and the opposing span closest to each
+
+The method (Alg. 1 of arXiv 2604.23318) is in shear.py, its ablations (Sec. 5.4.1) in ablations.py.
+"""
 
 from functools import partial
 from typing import NamedTuple
@@ -23,11 +29,11 @@ def group_weights(
     normalize: str = "group",
     pool: str = "max",
 ) -> Weighed:
-    """Return what `shear.weigh_group` gives by these settings, or by an ablation of them.
+    """Return what `shear.weigh_group` gives with these settings, or with an ablation.
 
-    `reading` is that of Eq. (10), with the `distance` "w1" of two spans. `normalize` "rollout":
-    every rollout's mean weight becomes the group's. `pool` is over the spans that cover a token.
-    Shapes and errors are the same.
+    `distance` is between two spans; for "w1" alone, `reading` says how Eq. (10) is read. With
+    `normalize` "rollout", every rollout's weights are scaled to the group's mean weight. `pool` is
+    over the spans that cover a token. Shapes and errors are those of `shear.weigh_group`.
     """
     weighed = weigh_group(
         hidden,
@@ -49,7 +55,7 @@ def group_weights(
 def closest_hook(settings: Shear, reading: str, distance: str) -> ClosestHook:
     """The hook `closest` for a distance of two spans.
 
-    It is a race for the value of W_eps, which alone has bounds; otherwise every pair is measured.
+    The value of W_eps is found by a race, as it alone has bounds; by others every pair is measured.
     """
     if distance != "w1":
         return ablations.CLOSEST[distance]
@@ -65,7 +71,7 @@ class ClosestSpan(NamedTuple):
 
     start: int
     end: int
-    distance: float  # as the weights have it
+    distance: float  # in units of nbar, as in the weights
     rollout: int  # of the group, the one that the opposing span belongs to
     other_start: int
     other_end: int

@@ -128,7 +128,7 @@ METHODS = {
     ),
     "hapo": Method(
         "more credit where the policy was unsure, by standardised entropy",
-        options={  # alpha over phi, and advantages could change their sign
+        options={  # with alpha above phi, advantages could change their sign
             "alpha": Option(0.2, "advantage per standard deviation of entropy", high=1),
             "phi": Option(2.0, "at most |A| / this many standard deviations count", 1),
         },

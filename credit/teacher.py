@@ -1,10 +1,10 @@
 """The embedded task's process reward model: made from a policy, taught by careless demonstrations.
 
-    make_prm(policy, lines, forbidden, seed=0) -> `reward_model.RewardModel`: model and tokenizer
-    good_lines(problem, response)              -> which lines come before the first error: the truth
+    make_prm(policy, lines, forbidden, seed=1)  -> `reward_model.RewardModel`: model and tokenizer
+    good_lines(problem, response)               -> which lines come before the first error
 
-It learns which lines come before the first error, from demonstrations alone. It may call a fault
-good that no demonstration has: a line left out or repeated, a wrong box.
+It learns which lines come before the first error, from demonstrations alone. It may call a line
+good whose fault is in no demonstration: a line left out or repeated, a wrong box.
 """
 
 import copy
@@ -74,7 +74,7 @@ def make_prm(
 def good_lines(problem: dict, response: str) -> list[bool]:
     """Of each line of a response, whether it comes before the first error."""
     error = first_error(problem, response)
-    good, begin = [], 0  # of the line, in tokens
+    good, begin = [], 0  # `begin`: the line's first token
     for line in response.splitlines(keepends=True):
         good.append(error is None or begin < error.token)
         begin += len(SYMBOL.findall(line))

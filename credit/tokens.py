@@ -10,9 +10,9 @@ from grpo import Rollouts, decode
 def char_starts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
     """Where in the text of `ids` each token starts.
 
-    So what is found in a text can be found in the sampled ids. Byte-level tokens may be parts of
-    one character; each of these starts where the character does, and so does the token after bytes
-    that are not a character.
+    With these, what is found in a text is found in the sampled ids. Several byte-level tokens may
+    be parts of one character; each of them starts where the character does, and so does the token
+    after bytes that are not a character.
     """
     starts = []
     whole, shown = 0, 0  # tokens ids[:whole] are whole characters, `shown` of them

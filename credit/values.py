@@ -1,7 +1,8 @@
 """Credit from changes of V_t, the value of a prefix: the reward to be expected after t tokens.
 
     kgae    values by the group's other rollouts that pass near the prefix, without labels (ours)
-    bipace  values by clusters of the group's states: that of the token's choice, less the state's
+    bipace  values by clusters of the group's states: the mean reward of a token's choice minus the
+            mean reward of its state
 
 Token advantages take the place of A here, as in `methods.pure`: a right rollout's bad step is
 punished, and a wrong one's good step rewarded.
@@ -16,7 +17,7 @@ from credit.batch import Batch, Context
 from fast.distances import token_distances
 from shear import mean_norm
 
-PRIOR = 1.0  # n0, rollouts that the mean of the others' rewards counts for
+PRIOR = 1.0  # n0: the mean of the others' rewards counts as this many rollouts
 DELTA = 1e-6  # of Eq. (1), as in `grpo.group_advantages`
 
 
@@ -100,8 +101,8 @@ def bipace(batch: Batch, context: Context, *, radius: float) -> Tensor:
     """A_t = Q - V, mean rewards of the group's tokens that were chosen in similar states: BiPACE.
 
     V is the mean over all tokens of a cluster of states, Q over those of them that are the same
-    token (arXiv 2606.25556, which clusters late layers' states). A token that no other in its
-    cluster equals has r minus the mean of the others; one that is alone in its cluster has 0.
+    token (arXiv 2606.25556, which clusters late layers' states). A token that occurs once in its
+    cluster has r minus the mean of the cluster's others; one that is alone in its cluster has 0.
     Inferred: the radius; Q includes the token's own reward; and the first tokens of all rollouts
     are one cluster, as they follow the same prompt. Deviates: the states are the last layer's.
     """
@@ -139,5 +140,5 @@ def greedy_clusters(states: Tensor, first: Tensor, radius: float) -> Tensor:
 
 
 def sums_and_counts(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-    """For each of (N,), the sum of the values that have its key, and how many have it."""
+    """For each key (N,), the sum of the values (N,) with that key, and their number."""
     return keys.bincount(values)[keys], keys.bincount()[keys]
