@@ -1,4 +1,4 @@
-"""Sampling that computes unfinished rows alone: for the hook `loop` of `grpo.hf_generate`.
+"""Sampling that computes only unfinished rows: for the hook `loop` of `grpo.hf_generate`.
 
     rollout(..., generate=partial(hf_generate, loop=live_rows))
 
@@ -19,7 +19,8 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig
 from transformers.cache_utils import DynamicLayer
 
-LEAVING = 8  # rows leave when one of so many has ended: each time the whole cache is copied
+# Rows leave when at least one in so many has ended, not sooner: each time the cache is copied.
+LEAVING = 8
 
 
 @torch.no_grad()
@@ -43,7 +44,7 @@ def live_rows(
     rows = torch.arange(len(input_ids), device=input_ids.device)  # (live,) those still computed
     ended = torch.zeros_like(rows, dtype=torch.bool)  # (live,)
     ids = input_ids  # (live, P + t)
-    columns = []  # of the responses, (b,) each
+    columns = []  # one per token of the responses, (b,) each
     outputs = model._prefill(input_ids, generation_config, kwargs)
     while True:
         kwargs = model._update_model_kwargs_for_generation(outputs, kwargs)
@@ -77,7 +78,7 @@ def can_drop_rows(cache: object) -> bool:
 
 
 def keep_rows(kwargs: dict, live: Tensor) -> None:
-    """Take all but the live rows (indices) out of the cache and of what else has a row for each."""
+    """Keep only the `live` rows (indices) of the cache and of the arguments that have such rows."""
     kwargs["past_key_values"].batch_select_indices(live)
     for name in ("attention_mask", "position_ids", "token_type_ids"):
         if kwargs.get(name) is not None:

@@ -2,9 +2,9 @@
 
     token_distances(x, y) -> (N+, N-) float32, as `shear.token_distances`
 
-On a CPU it is about twenty times as fast. |x|^2 + |y|^2 - 2<x, y> cancels between near points, and
-equal ones, of prefixes that rollouts share, must be at distance 0. So near points are taken by
-differences.
+On a CPU it is about twenty times as fast as that function. |x|^2 + |y|^2 - 2<x, y> cancels between
+near points, and equal points, as in prefixes that rollouts share, must be at distance 0. So
+distances between near points are computed from differences.
 
 Token distances take most of SHEAR's memory: N+ x N- floats of a group, three times over while they
 are made.
@@ -21,7 +21,8 @@ from shear import token_distances as by_differences
 # whose square is above NEAR of that sum. Taking differences costs two to three times as much per
 # pair of tokens as `cdist`, hence MANY.
 NEAR, MANY = 0.01, 0.25
-# Entries of a difference of states, or of a cost block; on a CPU they should stay in cache.
+# Entries that a block of differences or of costs has at most, by device; on a CPU they should stay
+# in cache.
 CHUNK_ENTRIES = defaultdict(lambda: 2**19, cuda=2**26)
 
 
@@ -35,7 +36,7 @@ def token_distances(x: Tensor, y: Tensor) -> Tensor:
         v = y.float()
         product = torch.mm(x, y.T, out_dtype=torch.float32)
     else:
-        # a move changes no distance, and less cancels
+        # moving all points alike changes no distance, and less cancels
         middle = torch.cat([x.float(), y.float()]).mean(0)
         u = x.float() - middle
         v = y.float() - middle

@@ -16,8 +16,8 @@ On CPUs a prompt stands before the first of its rollouts alone, and the others a
 micro-batch computes with each prompt once. A prompt's last token, which predicts a response's first
 one, stays with each rollout.
 
-Left out: sliding windows, and families other than `FAMILIES`, which the tests compare with single
-rollouts.
+Left out: sliding windows, rotary positions that depend on the longest row, and families other than
+`FAMILIES`, which the tests compare with single rollouts.
 """
 
 import itertools
@@ -52,7 +52,7 @@ class Segments(NamedTuple):
 
     starts: Tensor  # (b + 1,) int32, on the device: where each begins, and where the last one ends
     lengths: list[int]  # b numbers of tokens
-    # b pairs: where the prompt that stands before an earlier rollout begins and ends
+    # b pairs: where the prompt that stands before an earlier rollout begins and ends; 0, 0: its own
     shared: list[tuple[int, int]]
 
 
@@ -109,12 +109,12 @@ def pack_rollouts(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:
     Returns what `grpo.end_to_end` does, with b = 1 and S = N.
     """
     prompt_mask = rollouts.prompt_mask  # (b, P)
-    # 0, 1, ... of each rollout
+    # positions 0, 1, ... in each rollout
     places = torch.cat([prompt_mask, rollouts.mask], 1).cumsum(1) - 1  # (b, P + T)
     leader = first_with_prompt(rollouts)  # (b,)
     follows = leader != torch.arange(len(leader), device=leader.device)  # (b,)
     kept = prompt_mask & ~follows[:, None]  # (b, P)
-    kept[:, -1] = prompt_mask[:, -1]
+    kept[:, -1] = prompt_mask[:, -1]  # the token that predicts a response's first one
     used = torch.cat([kept, rollouts.mask], 1)  # (b, P + T)
     ids = torch.cat([rollouts.prompt_ids, rollouts.ids], 1)[used]  # (N,)
     is_response = torch.cat([torch.zeros_like(kept), rollouts.mask], 1)[used]  # (N,)
@@ -170,7 +170,7 @@ def packed_attention(
     if not (query.is_cuda and query.dtype in HALF):
         outputs = []
         start = 0
-        # those of one length and prompt go together
+        # neighbours of one length and prompt go together
         alike = itertools.groupby(zip(segments.lengths, segments.shared, strict=True))
         for (length, (first, last)), neighbours in alike:
             rows = len(list(neighbours))

@@ -1,16 +1,16 @@
 """Alg. 1 line 5 without solving every pair, by a race: for the hook `closest` of `shear`.
 
-After every g-update the dual value <a, f> + <b, g> is below what the pair will be worth when it
-stops, and only grows. So a pair whose running value has passed a solved value in its row and one in
-its column wins neither, and never moves again:
+After every g-update the dual value <a, f> + <b, g> is at most the pair's value when it stops, and
+it never falls. So a pair whose running value has passed a solved value in its row and one in its
+column wins neither, and never moves again:
 
     1. `first_bounds`: one iteration for all pairs at once gives each its first bound
     2. `advance`: the pairs with the lowest bound of each row and column take more iterations
-    3. again, until in every row and column no bound is below the lowest solved value
+    3. repeat 2 until in every row and column no bound is below the lowest solved value
 
-Every pair that moves starts from f = g = 0 and stops as in `sinkhorn`, so what comes out are the
-minima of solving all pairs, to rounding. Only the reading `value` has such bounds; `cost` may fall
-and has no race.
+Every pair that moves starts from f = g = 0 and stops as in `sinkhorn`, so the results are the
+minima of solving all pairs, up to rounding. Only the reading `value` has such bounds; `cost` may
+fall and has no race.
 
 `advance` runs the same iteration as `sinkhorn` on K = exp((f + g - C) / eps), where an update is a
 product of K and a vector; K is computed again, with the potentials so far inside, before numbers
@@ -35,7 +35,7 @@ LEAD = 0.05
 # Entries of a tile below which a CPU's products are torch's loops, slow across the columns of K.
 SMALL = 400
 LOWEST = -87.0  # exp of less is no normal float32: those make CPUs ten times slower
-RANGE = 85.0  # log of what u and v may grow or shrink by in `advance`, within float32's e^87
+RANGE = 85.0  # log of the factor by which u and v may change in `advance`, within float32's e^87
 
 
 @torch.no_grad()
@@ -50,10 +50,11 @@ def race(
 ) -> Closest:
     """The closest opposing span of each span, as `shear.closest_spans` finds them.
 
-    `iterations` are those after which each pair was solved or left the race, `error` is of the
-    solved pairs. The tokens of a wrong span must follow each other. `max_iters` and `tol` are those
-    of `sinkhorn`, and so is every value, up to rounding (1e-6 of it). Raises ValueError for eps <=
-    0, max_iters < 1, and costs that are not finite in units of eps.
+    costs (N+, N-) between the tokens of the right and of the wrong side; eps in their units.
+    `iterations` counts each pair's until it was solved or left the race, (K+ K-,); `error` is of
+    the solved pairs. The tokens of a wrong span must be consecutive. `max_iters` and `tol` are
+    those of `sinkhorn`, and every value is the one it would give, up to rounding (1e-6 of it).
+    Raises ValueError for eps <= 0, max_iters < 1, and costs that are not finite in units of eps.
     """
     if max_iters < 1 or not eps > 0:
         raise ValueError(f"eps must be positive and max_iters at least 1, got {eps}, {max_iters}")
@@ -121,8 +122,8 @@ class Blocks:
 def lay_out(costs: Tensor, right_spans: Spans, wrong_spans: Spans, eps: float) -> Blocks:
     """Make the `Blocks` of a group.
 
-    A column span with padding, which would run into the next, gets columns at the end. Raises
-    ValueError if a cost is not finite in units of eps.
+    Where the padding of a short wrong span would be, the next rollout's columns follow: such a span
+    gets columns of its own at the end. Raises ValueError if a cost is not finite in units of eps.
     """
     padded = (wrong_spans.mass == 0).any(1)  # (K-,)
     tokens = wrong_spans.tokens
@@ -141,7 +142,7 @@ def first_bounds(
     """The value of every pair after one iteration, (K+, K-), in units of eps.
 
     From g = 0 a token's f depends on itself and on the opposing span only: spans that share it
-    share the work.
+    share the work. As many wrong spans are taken at a time as have about `entries` costs.
     """
     (x_tokens, x_mass), (y_tokens, y_mass) = right_spans, wrong_spans
     at_once = max(1, entries // (x_mass.numel() * y_mass.shape[1]))

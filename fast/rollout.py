@@ -4,7 +4,8 @@
     rows_that_fit(model, prompt, response)         how many the free memory of a GPU holds
     row_bytes(config, prompt, response, itemsize)  memory of one rollout while it is generated
 
-Prompts are read once (`fast.prefill`) and rollouts that have ended leave the batch (`fast.decode`).
+A group's prompt is read once (`fast.prefill`), and rollouts that have ended leave the batch
+(`fast.decode`).
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from fast.decode import live_rows
 from fast.prefill import shared_prefill
 from grpo import AT_ONCE, Rollouts, hf_generate, rollout, token_ids
 
-# Share of the free memory for the rollouts generated together; `row_bytes` leaves the rest out.
+# Share of the free memory for rollouts generated together; the rest is for what `row_bytes` omits.
 SHARE = 0.8
 
 
@@ -31,7 +32,11 @@ def fast_rollout(
     temperature: float,
     generate_batch: int = 0,
 ) -> Rollouts:
-    """`grpo.rollout`, sooner, `generate_batch` rollouts at a time (0: on a GPU as many as fit)."""
+    """`grpo.rollout`, sooner.
+
+    `generate_batch` rollouts are generated at a time; 0: as many as fit on a GPU, `grpo.AT_ONCE` on
+    a CPU.
+    """
     batch_size = generate_batch or AT_ONCE
     if not generate_batch and model.device.type == "cuda":
         longest = max(map(len, token_ids(tokenizer, prompts)))
@@ -49,7 +54,10 @@ def fast_rollout(
 
 
 def rows_that_fit(model: PreTrainedModel, prompt: int, response: int) -> int:
-    """How many rollouts of this length fit into the free memory of this rank's GPU; at least 1."""
+    """How many rollouts fit into the free memory of this rank's GPU; at least 1.
+
+    `prompt` and `response` are their tokens.
+    """
     torch.cuda.empty_cache()  # otherwise memory that training has cached would count as taken
     free, _ = torch.cuda.mem_get_info()
     row = row_bytes(model.config, prompt, response, model.dtype.itemsize)
@@ -57,11 +65,12 @@ def rows_that_fit(model: PreTrainedModel, prompt: int, response: int) -> int:
 
 
 def row_bytes(config: PreTrainedConfig, prompt: int, response: int, itemsize: int) -> int:
-    """Bytes per rollout in `generate`.
+    """Bytes per rollout in `generate`, with numbers of `itemsize` bytes.
 
-    They are its cache, four float32 copies of one token's logits, and the working memory of one
-    layer. A layer works with the prompt's activations at first, then with keys and values that are
-    copied for every query head; the larger of the two counts.
+    They are its cache for `prompt` and `response` tokens, four float32 copies of one token's
+    logits, and the working memory of one layer. A layer works with the prompt's activations at
+    first, then with keys and values that are copied for every query head; the larger of the two
+    counts.
     """
     text = config.get_text_config()
     head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads

@@ -193,8 +193,8 @@ def processes(machine: Machine) -> int:
 def launch(count: int, script: str, argv: Sequence[str] | None) -> int:
     """Run `python script argv` in `count` processes, as torchrun would; returns the exit status.
 
-    The first process that fails ends the others, and its status is returned. All of them get
-    Ctrl-C; SIGTERM acts as Ctrl-C.
+    The first process that fails ends the others, and its status is returned, or 1 if a signal ended
+    it. All of them get Ctrl-C; SIGTERM acts as Ctrl-C.
     """
     print(f"starting {count} processes on this machine, one a rank", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))

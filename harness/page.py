@@ -53,7 +53,8 @@ def read_groups(folder: Path) -> list[list[dict]]:
     """The groups of a run's samples.jsonl: neighbouring rows of one step and problem.
 
     The rollouts before and after training, if there are any, come first, as one group. A last line
-    that is cut off is left out, as the run may still write it. Raises BadInput for other files.
+    that is cut off is left out, as the run may still write it. Raises BadInput for a file without
+    rollouts or with a bad line.
     """
     samples = read_lines(folder / "samples.jsonl")
     if not samples:
@@ -72,7 +73,7 @@ def read_groups(folder: Path) -> list[list[dict]]:
 def before_and_after(before: Path, after: Path) -> list[dict]:
     """The rollouts of both files as one group.
 
-    Each says when it was sampled; the indices in spans count the rollouts of both.
+    Each row gets "when" it was sampled; the rollout of a closest span is counted over both files.
     """
     group = read_lines(before)
     size = len(group)
@@ -85,10 +86,10 @@ def before_and_after(before: Path, after: Path) -> list[dict]:
 
 
 def as_html(groups: list[list[dict]], title: str, task: str = "") -> str:
-    """The page as ASCII text; groups hold rows as `measures.sample_rows` makes them.
+    """The page as ASCII text; groups hold rows of `credit.measures.sample_rows`.
 
-    A row may have "spans", each a `shear_settings.ClosestSpan`. Weights may be negative; those that
-    are None or not finite show as unknown. `task` is a sentence.
+    A row may have "spans", each a `credit.shear_settings.ClosestSpan`. Weights may be negative;
+    those that are None or not finite show as unknown. `task` is a sentence about the task.
     """
     frame = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     fillings = dict(title=html.escape(title), task=html.escape(task), data=groups_as_json(groups))

@@ -3,7 +3,8 @@
 Numbers are in percent: mean and standard deviation of three seeds on math, the mean alone on code
 (its deviation is NaN). Each number is that of a run's best checkpoint on these very sets. The
 averages, under "math" and "code", are the paper's own. On Qwen2.5-Math-7B two of them differ from
-the means of their rows: SHEAR's 51.2 (mean 50.9) and PRM(Reshape adv.)'s 49.6 (mean 49.5).
+the means of their rows by more than rounding: SHEAR's 51.2 (mean 50.9) and PRM(Reshape adv.)'s 49.6
+(mean 49.5).
 """
 
 import csv

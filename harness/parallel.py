@@ -76,8 +76,8 @@ def join(device: str, threads: int = 0) -> Ranks:
     if device == "cuda":
         place = torch.device(device, dist.get_node_local_rank(fallback_rank=0))
         torch.cuda.set_device(place)
-        # Hopper's first choice, which builds a plan for every shape that it has not seen: ours are
-        # nearly always new.
+        # cuDNN's attention, torch's first choice on Hopper, builds a plan for every new shape; ours
+        # are nearly always new.
         torch.backends.cuda.enable_cudnn_sdp(False)
     if dist.is_torchelastic_launched() and not dist.is_initialized():
         # otherwise ranks would run on, and hold their GPUs, when their launcher is killed
@@ -87,7 +87,7 @@ def join(device: str, threads: int = 0) -> Ranks:
     if not dist.is_initialized():
         return Ranks(0, 1, place)
     ranks = Ranks(dist.get_rank(), dist.get_world_size(), place)
-    if not ranks.main:  # bars of rank 0 alone, whatever a bar asks for
+    if not ranks.main:  # only rank 0 shows progress bars, whatever their own `disable` says
         init = tqdm.__init__
         tqdm.__init__ = lambda bar, *words, **options: init(
             bar, *words, **options | {"disable": True}
@@ -102,7 +102,7 @@ def leave() -> None:
 
 
 def share(items: list[Value], ranks: Ranks) -> list[Value]:
-    """This rank's part of a list: consecutive, equal to within one, in the order of the ranks."""
+    """This rank's part of a list: consecutive items, as many as other ranks have to within one."""
     start = len(items) * ranks.rank // ranks.world
     end = len(items) * (ranks.rank + 1) // ranks.world
     return items[start:end]
@@ -184,7 +184,7 @@ def shard(
 ) -> tuple[Policy, Policy]:
     """The policy to train and the one to sample from, perhaps the same; `model` is used up.
 
-    Weights that are trained are float32, whatever `model` came in; `dtype` is what is computed in.
+    Trained weights are float32, whatever the dtype of `model`; `dtype` is that of the computation.
     `shard_over` ranks hold one set of weights between them and the sets are copies of each other
     (HSDP); 0: all ranks hold one.
     """
@@ -203,7 +203,8 @@ def shard(
         copied = parameter.detach().to(dtype, copy=True)
         rounded[id(parameter)] = torch.nn.Parameter(copied, parameter.requires_grad)
     sampler = copy.deepcopy(model, rounded)  # which takes these instead of its parameters
-    policy = Policy(model, recompute, layout)  # not before the copy, which would run its layers
+    # After the copy, which would otherwise take over the wrapped layers of `model` and run them.
+    policy = Policy(model, recompute, layout)
     size = shard_over or ranks.world
     mesh = init_device_mesh(
         ranks.device.type, (ranks.world // size, size), mesh_dim_names=("replicate", "shard")
@@ -227,7 +228,7 @@ def refresh(policy: Policy, actor: Policy, ranks: Ranks) -> int | None:
     """Copy the trained weights into the policy that samples; returns the checksum of both.
 
     Returns None if the two are one. Raises RuntimeError if a rank's copy differs from the trained
-    weights: a sampler that lags behind trains without effect.
+    weights: a sampler that lags behind would otherwise go unnoticed.
     """
     if actor is policy:
         return None

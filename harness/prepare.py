@@ -100,7 +100,7 @@ def makes_model(config: TrainConfig) -> bool:
 def describe(
     config: TrainConfig, ranks: Ranks, task: Task, model: PreTrainedModel, sets: list[Loaded]
 ) -> list[str]:
-    """Where is computed, in which numbers, and the sizes of what was loaded."""
+    """The plan's lines on device, number formats and threads, on model, problems and benchmarks."""
     numbers = f"weights and optimizer float32, compute {config.machine.dtype}"
     threads = f"{torch.get_num_threads()} CPU threads each"
     device: str = config.machine.device
@@ -213,7 +213,7 @@ class Sizes:
         self.notes: list[str] = []
 
     def shrink(self, name: str, most: int, reason: str) -> int:
-        """A size becomes `most` where it is larger; returns what it is."""
+        """Lower a size that may shrink to `most` where it is larger; returns the size."""
         size = flat(self.config)[name]
         if name in self.config.given or self.config.checkpoints.resume or size <= most:
             return size
@@ -223,9 +223,9 @@ class Sizes:
 
 
 def check_problems(path: str, run: dict) -> None:
-    """Refuse a model whose embedded run had other problems than its config.json says by now.
+    """Raise BadInput for a model whose config.json no longer describes its run's problems.
 
-    Raises BadInput.
+    `run` holds the settings in that file; only runs of the embedded task are checked.
     """
     if run.get("task") != "embedded" or "digest" not in run:
         return
@@ -263,7 +263,10 @@ def load_benchmarks(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> 
 
 
 def give_lessons(parts: Parts, folder: Path, ranks: Ranks) -> Parts:
-    """The parts after the lessons of the task, if it has some and the model has not had them."""
+    """The parts after the lessons of the task, with a taught reward model if the method needs one.
+
+    Lessons are left out where `needs_lessons` is false.
+    """
     if needs_lessons(parts):
         parts = parts._replace(model=teach_policy(parts, folder, ranks))
     if "prm" in parts.config.credit.entry.needs and not parts.prm:

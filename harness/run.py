@@ -89,7 +89,7 @@ def free_name(config: TrainConfig) -> str:
 
 
 def write_config(config: TrainConfig, folder: Path) -> None:
-    """config.json: the resolved flags, and a digest of the problems."""
+    """Write config.json: the resolved flags, a digest of the problems, and versions of packages."""
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     settings = flat(config) | {"name": folder.name, "resume": None, "versions": versions}
     files.write_json(folder / "config.json", settings)
@@ -139,7 +139,7 @@ def resume_command(config: TrainConfig, folder: Path, last: Path) -> str:
 
 
 def build_run(parts: Parts, folder: Path, ranks: Ranks) -> Run:
-    """Policy, sampler and optimizer from a model. Raises BadInput where it takes no adapter."""
+    """Policy, sampler and optimizer; raises BadInput if the model takes no adapter."""
     config = parts.config
     machine = config.machine
     if config.credit.lora_rank:
@@ -151,8 +151,8 @@ def build_run(parts: Parts, folder: Path, ranks: Ranks) -> Run:
         recompute=machine.recompute,
         shard_over=machine.shard_over,
     )
-    # Adam's step is lr whatever the gradient's size, so weights that shrink all advantages alike
-    # change little.
+    # Adam's step is lr whatever the gradient's size, so token weights that shrink all advantages
+    # alike change little.
     fused = ranks.device.type == "cuda"
     parameters = [parameter for parameter in trained.parameters() if parameter.requires_grad]
     lr = config.optimisation.lr
@@ -222,7 +222,7 @@ def interruptible(run: Run) -> Iterator[None]:
 
 
 def seed_of(seed: int, step: int = EVALUATION, rank: int = 0) -> int:
-    """Random numbers depend on the seed, the step and the rank alone: methods see the same."""
+    """A seed that depends on seed, step and rank alone: methods see the same random numbers."""
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
 
 
