@@ -9,10 +9,10 @@
     python eval.py --from evals/NAME                                   # the saved table again
     python eval.py --replay FILE                                       # responses made elsewhere
 
-`harness/evaluation.py` describes the protocol, which is the paper's, the numbers and their
-errors. The folder `--out` gets settings.json (what must not change), generations.jsonl (every
-response and verdict, written as they are made) and results.json (the table). The same command
-continues where it was interrupted.
+`harness/evaluation.py` describes the protocol (the paper's), the numbers and their errors. The
+folder `--out` gets settings.json (what must not change), generations.jsonl (every response and
+verdict, written as they are made) and results.json (the table). The same command continues where it
+was interrupted.
 
 Left out: serving engines (their responses can be replayed), tensor parallelism.
 """
@@ -57,7 +57,11 @@ KINDS = "protocol", "data", "models"  # the parts of settings.json that must not
 
 @run_command(memory="lower --generate-batch or --max-tokens")
 def main(argv: list[str] | None = None) -> int | None:
-    """Run the command; the exit status is 0, 2 for bad input, or 130 after Ctrl-C."""
+    """Run the command.
+
+    The exit status is 0; 1 if memory or disk is full or a model's probabilities are not finite, 2
+    for bad input, 130 after Ctrl-C.
+    """
     config = check_eval(parse_eval(argv))
     machine = resolve_machine(config.machine)
     config = dataclasses.replace(config, machine=machine)
@@ -77,7 +81,7 @@ def main(argv: list[str] | None = None) -> int | None:
 def find_models(config: EvalConfig) -> list[str]:
     """Paths of the models; a run stands for its last model, with `--select` for its checkpoints.
 
-    Raises BadInput.
+    Raises BadInput if `--select` is given and a model is no run with checkpoints.
     """
     paths = []
     for name in config.model:
@@ -95,9 +99,9 @@ def find_models(config: EvalConfig) -> list[str]:
 
 
 def heldout_set(embedded: Embedded, models: list[str]) -> Loaded:
-    """The held-out set of the models' runs, or of the flags.
+    """The held-out set of the embedded task: the models' runs name it, unless the flags do.
 
-    Raises BadInput where runs have different ones.
+    Raises BadInput if the runs hold out different problems.
     """
     given = {name: value for name, value in vars(embedded).items() if value is not None}
     chosen = set()
@@ -120,9 +124,10 @@ def heldout_set(embedded: Embedded, models: list[str]) -> Loaded:
 def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
     """Evaluate every model on every benchmark, into `--out`; then print the tables."""
     models = find_models(config)
-    task = files.run_of(models[0]).get("task")
-    names = list(config.bench) or ["embedded" if task == "embedded" else "math"]
-    tokenizers = {path: load_tokenizer("--model", path) for path in models}  # or an error
+    task_name = files.run_of(models[0]).get("task")
+    names = list(config.bench) or ["embedded" if task_name == "embedded" else "math"]
+    # raises BadInput for a path that is no model
+    tokenizers = {path: load_tokenizer("--model", path) for path in models}
     protocol = config.protocol
     make_embedded = partial(heldout_set, config.embedded, models)
     sets = benchmarks.load_sets(names, list(config.data), make_embedded)
@@ -137,8 +142,8 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
         if ranks.main:
             for note in loaded.notes:
                 print(printable(note))
-    name = "-".join([*models, *config.bench]).replace("/", "_")[:120]
-    folder = Path(config.out or f"evals/{name}")
+    label = "-".join([*models, *config.bench]).replace("/", "_")[:120]
+    folder = Path(config.out or f"evals/{label}")
     settings = {
         "protocol": dataclasses.asdict(protocol) | {"dtype": config.machine.dtype},
         "data": {
@@ -209,14 +214,15 @@ def replay(file: str, config: EvalConfig) -> Path:
 
 
 def add_settings(folder: Path, settings: dict) -> None:
-    """Write `settings` to settings.json, beside other models and benchmarks that it has.
+    """Write `settings` to settings.json; other models and benchmarks that it has stay there.
 
-    Raises BadInput where one differs from those of the generations in the folder.
+    Raises BadInput if a setting differs from that of the generations in the folder.
     """
     path = folder / "settings.json"
     saved = files.read_settings(path) if path.exists() else settings
     for kind in KINDS:
         for name, value in settings[kind].items():
+            # a model or benchmark may be new, a setting of the protocol may not
             had = saved[kind].get(name, None if kind == "protocol" else value)
             if value != had:
                 raise BadInput(
@@ -249,7 +255,7 @@ def show(folder: Path, config: EvalConfig) -> None:
         raise BadInput(f"--from {folder}: holds no generations yet; give another")
     first, _ = next(iter(generations))
     results: dict[str, dict] = defaultdict(dict)  # model -> benchmark -> its statistics
-    differences: dict[str, dict] = defaultdict(dict)  # to the first
+    differences: dict[str, dict] = defaultdict(dict)  # model -> benchmark -> to the first
     for (model, name), rows in generations.items():
         result = summarise(rows, config.pass_at)
         seeds = {row["seed"] for row in rows}

@@ -8,8 +8,8 @@
     policy_loss       -min(rho A, clip(rho) A), averaged over all tokens of an optimizer step
     pack              rollouts of many lengths -> micro-batches of a bounded number of tokens
 
-This file knows nothing of SHEAR: `policy_loss` takes advantages (B,) or (B, T), and that is the
-whole hook.
+Two things here serve SHEAR: `score` returns the hidden states, and `policy_loss` takes advantages
+(B, T) as well as (B,).
 
 What makes it right, and is easy to get wrong:
   - Training uses the sampled token ids; no text is ever encoded again.
@@ -18,7 +18,7 @@ What makes it right, and is easy to get wrong:
     at 1, up to rounding.
   - One token count per optimizer step divides every micro-batch's loss, so gradients do not depend
     on the micro-batch size, on padding, or on the number of ranks.
-  - A reward of NaN (no verdict) leaves mean and std of its group and gets advantage 0.
+  - A reward of NaN (no verdict) does not count in its group's mean and std and gets advantage 0.
   - Logits (b, T, V) never exist: the head runs over HEAD_CHUNK response tokens at a time, in
     training too.
 
@@ -62,11 +62,11 @@ class Rollouts:
 
     def take(self, rows: Tensor) -> "Rollouts":
         """Some of the rollouts, without the columns that hold only their padding."""
-        left = self.prompt_ids.shape[1] - int(self.prompt_mask[rows].sum(1).max())
+        first = self.prompt_ids.shape[1] - int(self.prompt_mask[rows].sum(1).max())
         longest = max(1, int(self.mask[rows].sum(1).max()))
         return Rollouts(
-            self.prompt_ids[rows, left:],
-            self.prompt_mask[rows, left:],
+            self.prompt_ids[rows, first:],
+            self.prompt_mask[rows, first:],
             self.ids[rows, :longest],
             self.mask[rows, :longest],
             self.truncated[rows],
@@ -81,7 +81,7 @@ class Rollouts:
 
     @property
     def lengths(self) -> list[int]:
-        """Prompt and response tokens of each rollout."""
+        """The number of tokens of each rollout, prompt and response together."""
         return (self.prompt_mask.sum(1) + self.mask.sum(1)).tolist()
 
     @classmethod
@@ -110,7 +110,7 @@ class Scores(NamedTuple):
 def to_padded(values: Tensor, mask: Tensor) -> Tensor:
     """Values (N, ...) of the tokens of a mask (B, T), such as their states -> (B, T, ...).
 
-    They are 0 outside of the mask.
+    The result is 0 outside of the mask.
     """
     whole = values.new_zeros(mask.shape + values.shape[1:])
     whole[mask] = values
@@ -132,7 +132,7 @@ def pad_left(rows: list[list[int]], pad: int, device: torch.device) -> tuple[Ten
 
 
 def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """What stands where no token does; any id will do where a mask or causality hides it."""
+    """The id that pads prompts and responses; any will do, as a mask or causality hides it."""
     for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
         if token is not None:
             return token
@@ -142,7 +142,7 @@ def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
 def token_ids(
     tokenizer: PreTrainedTokenizerBase, prompts: Sequence[str | list[int]]
 ) -> list[list[int]]:
-    """Texts encoded; ids as they are, as what was sampled is never encoded again."""
+    """The ids of each prompt: a text is encoded, ids stay as they are."""
     encoded = []
     for prompt in prompts:
         if isinstance(prompt, str):
@@ -154,7 +154,7 @@ def token_ids(
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Tensor | list[int]) -> str:
     """The text of a response's ids."""
     text = tokenizer.decode(ids)
-    assert isinstance(text, str)  # a list is that of several texts
+    assert isinstance(text, str)  # a list only for several responses
     return text
 
 
@@ -177,9 +177,10 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list
         ]
         with contextlib.suppress(Exception):  # a template may refuse any conversation
             text = tokenizer.apply_chat_template(turns, tokenize=False)
-            assert isinstance(text, str)  # of one conversation
+            assert isinstance(text, str)  # a list only for several conversations
             _, found, after = text.rpartition(said)
             if found:
+                # the token that the template puts after the assistant's words
                 follows = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"][:1]
                 added = tokenizer.added_tokens_decoder
                 ids.update(id for id in follows if id in added and added[id].special)
@@ -200,9 +201,9 @@ def hf_generate(
 ) -> Tensor:
     """transformers' `generate`, for any model and device: (b, P) -> (b, T) ids.
 
-    `pad` follows a stop token. `loop` replaces the decoding loop, see `fast.decode`. `rollout`
-    takes any function of this signature; `generate_kwargs` go to transformers: `fast.prefill` hands
-    the prompts' cache over.
+    `pad` fills a row after its stop token. `loop` replaces the decoding loop, see `fast.decode`.
+    `generate_kwargs` go to transformers: `fast.prefill` passes the prompts' cache there. `rollout`
+    takes any function of this signature.
     """
     config = GenerationConfig(
         do_sample=temperature > 0,
@@ -234,9 +235,9 @@ def hf_generate(
 
 
 def refuse_unknown(ids: Tensor, logits: Tensor) -> Tensor:
-    """Logits (b, V) as they are; raises what sampling raises if a largest one is not finite.
+    """Return logits (b, V) unchanged; raise RuntimeError if a row's largest is not finite.
 
-    Greedy decoding would take the NaN.
+    Sampling raises the same error; greedy decoding would choose the NaN.
     """
     if not logits.amax(-1).isfinite().all():
         raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
@@ -314,9 +315,9 @@ def pack(
 ) -> list[Tensor]:
     """Micro-batches of `rows`, at most `tokens` tokens each, padding included.
 
-    Rollouts of like length go together, longest first, so what does not fit fails at once.
-    `multiple` of them, one for each rank, are computed at a time and are about equally large. A
-    rollout longer than `tokens` goes alone.
+    Rollouts of like length go together, longest first, so what does not fit in memory fails at
+    once. `multiple` micro-batches, one for each rank, are computed at a time and are about equally
+    large. A rollout longer than `tokens` goes alone.
     """
     longest_first = sorted(rows, key=lambda row: -lengths[row])
     micro_batches = []
@@ -330,7 +331,7 @@ def pack(
 
 
 class Layout(NamedTuple):
-    """How rollouts become micro-batches, and these become the rows that the model computes."""
+    """How rollouts become micro-batches, and a micro-batch the rows that the model computes."""
 
     lay_out: Callable[[Rollouts], tuple[Tensor, Tensor, dict]] = end_to_end
     pack: Callable[..., list[Tensor]] = pack
@@ -343,8 +344,8 @@ class Policy(torch.nn.Module):
     """A causal LM as training sees it: rollouts in, what it says of their tokens out.
 
     A module and not a function because sharding gathers the outermost weights around its root's
-    forward (`harness/parallel.py`): base model and head both have to run inside one. With
-    `recompute` a layer keeps nothing but its input for the backward pass and runs again there.
+    forward (`harness/parallel.py`): base model and head both have to run inside one such forward.
+    With `recompute` a layer keeps nothing but its input for the backward pass and runs again there.
     `fast.packing` has a layout without padding.
     """
 
@@ -362,8 +363,8 @@ class Policy(torch.nn.Module):
         """Log-probabilities of the sampled tokens, with gradient, 0 outside of the mask.
 
         With `details`, for scoring, also entropies and hidden states; without, these are 0 and
-        None. Token y_t is predicted from the state one position before it, and *is* the state at
-        its own position.
+        None. Token y_t is predicted from the state one position before its own; the state that
+        represents it, h_t, is the one at its own position.
         """
         # (b, S), (b, S); (1, N) if packed
         ids, is_response, model_kwargs = self.layout.lay_out(rollouts)
@@ -443,13 +444,13 @@ def score(
 ) -> Scores:
     """Old log-probabilities, entropies and the hidden states that SHEAR compares, in one forward.
 
-    States of many rollouts fill a memory: take whole groups, some at a time, or none with
-    `keep_hidden` false.
+    The states of many rollouts would fill the memory: score a few whole groups at a time, or keep
+    no states, with `keep_hidden` false.
     """
     logp = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T) float32
     entropies = torch.zeros_like(logp)  # (B, T) float32
     hidden: Tensor | None = None
-    # (B, T) of each token among the N
+    # (B, T) each token's place among the N
     places = (rollouts.mask.flatten().cumsum(0) - 1).view_as(rollouts.mask)
     batches = policy.layout.pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens)
     for rows in tqdm(batches, desc="score", leave=False, disable=None):
@@ -469,8 +470,8 @@ def score(
 def group_advantages(rewards: Tensor, group_size: int, delta: float = 1e-6) -> Tensor:
     """Eq. (1): (r - mean) / (std + delta) within each group, unbiased std; rewards (B,) -> A (B,).
 
-    0 where all rewards of the group are equal, and for a NaN reward, which also leaves mean and
-    std.
+    A is 0 where all rewards of the group are equal, and for a NaN reward, which does not count in
+    mean and std either.
     """
     groups = rewards.float().view(-1, group_size)  # (groups, G)
     count = (~groups.isnan()).sum(1, keepdim=True)  # (groups, 1)
@@ -478,7 +479,7 @@ def group_advantages(rewards: Tensor, group_size: int, delta: float = 1e-6) -> T
     std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp_min(1)).sqrt()
     lowest = groups.nan_to_num(torch.inf).amin(1, keepdim=True)
     highest = groups.nan_to_num(-torch.inf).amax(1, keepdim=True)
-    mixed = lowest < highest  # not std > 0: a mean can round
+    mixed = lowest < highest  # not std > 0: the mean of equal rewards can round
     return torch.where(mixed, centred / (std + delta), 0.0).flatten()
 
 
@@ -504,7 +505,7 @@ def policy_loss(
     surrogate = torch.min(ratio * advantages, clipped * advantages)
     loss = -torch.where(mask, surrogate, 0.0).sum() / n_tokens
     with torch.no_grad():
-        cut = mask & (clipped * advantages < ratio * advantages)  # tokens that get no gradient
+        cut = mask & (clipped * advantages < ratio * advantages)  # their gradient is clipped away
         metrics = {
             "clip_share": cut.sum().item() / n_tokens,
             "abs_log_ratio": log_ratio.abs().sum().item() / n_tokens,

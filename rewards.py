@@ -10,9 +10,9 @@ texts and plain numbers are decided here, digit for digit. math-verify decides t
 (`grading/answers.py`) in a process of its own that can be killed (`grading/workers.py`), because it
 may never end.
 
-**Code.** The program is the last complete fenced block. It runs in a sandbox that holds its inputs
-and nothing else (`grading/sandbox.py` says what the sandbox covers). The keys of the tests tell
-their kind:
+**Code.** The program is the last complete fenced block of Python (`program_of` has the details). It
+runs in a sandbox that holds its inputs and nothing else (`grading/sandbox.py` says what the sandbox
+covers). The keys of the tests tell their kind:
 
     {"inputs": [str], "outputs": [str]}                      a script's standard input and output
     {"fn_name": str, "inputs": [[arg]], "outputs": [value]}  calls of a function, or of a method
@@ -21,16 +21,16 @@ their kind:
 
 A method is one of `class Solution`.
 
-Outputs are compared here, line by line without surrounding white space, and numbers as numbers: to
-1e-6 where the expected one has a decimal point, else exactly. An expected 007 or 1e5 may be no
-number, and is compared as text.
+A script's outputs are compared here, line by line without surrounding white space, and numbers as
+numbers: to 1e-6 where the expected one has a decimal point or an exponent, else exactly. An
+expected 007 or 1e5 may be no number, and is compared as text.
 
-The score is None only if grading itself failed: no process could be started, the sandbox broke, or
-the tests cannot be run. That sample leaves its group. A failure of the response scores 0. The task
-decides whether a response was cut at the length limit (`Task.verdicts`).
+The reward is None only if grading itself failed: no process could be started, the sandbox broke, or
+the tests cannot be run. That rollout leaves its group. A failure of the response has reward 0. The
+task decides whether a response was cut at the length limit (`Task.verdicts`).
 
-Left out: sets of several right answers, checkers for problems with many right outputs, partial
-credit.
+Left out: problems with several alternative answers, checkers for problems with many right outputs,
+partial credit.
 """
 
 import builtins
@@ -78,7 +78,8 @@ KEYS = {  # of the four kinds of tests
     "asserts": ("asserts", "setup"),
     "humaneval": ("prompt", "test", "entry_point"),
 }
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of CPU time, or "max", in a period of so many
+# microseconds of CPU time per period, or "max" for no limit, and the period in microseconds
+QUOTA = Path("/sys/fs/cgroup/cpu.max")
 BOM = "\ufeff"  # a byte order mark, which no compiler takes for white space
 FUTURE_IMPORT = re.compile(r"^from __future__ .*$", re.M)
 
@@ -107,7 +108,7 @@ def infra_error(cause: Exception | str) -> Verdict:
 
 def rewards_of(verdicts: list[Verdict]) -> np.ndarray:
     """The rewards as (B,) float64, NaN where there is no verdict."""
-    return np.array([verdict.reward for verdict in verdicts], float)  # None is NaN there
+    return np.array([verdict.reward for verdict in verdicts], float)  # None becomes NaN
 
 
 def grade_all(grade: Callable, responses: list[str], references: list) -> list[Verdict]:
@@ -132,7 +133,7 @@ def cores() -> int:
     count = os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):  # macOS lacks it
         count = len(os.sched_getaffinity(0))
-    # more at a time than the quota would run out of time
+    # with more processes at a time than the quota allows, some would run out of time
     with contextlib.suppress(OSError, ValueError):
         quota, period = QUOTA.read_text().split()
         count = min(count, int(quota) // int(period))
@@ -163,7 +164,7 @@ def grade_math(solution: str, gold: str, timeout_s: float = 5.0) -> Verdict:
 
 
 def without_dollars(text: str) -> str:
-    """The LaTeX without surrounding spaces and dollar signs, and without a final full stop."""
+    """The LaTeX without surrounding spaces, final full stops and a dollar sign on either side."""
     return re.sub(r"^\$|(?<!\\)\$$", "", text.strip().rstrip(".")).strip()
 
 
@@ -212,12 +213,13 @@ def plain_number(text: str) -> tuple[str, str, str] | None:
 def grade_code(response: str, tests: dict, timeout_s: float = 10.0, level: str = "auto") -> Verdict:
     """Run the program of `response` against `tests`, all of them within `timeout_s` seconds.
 
-    `level`: of the sandbox. Raises SandboxError where programs cannot be run at that level.
+    `level` is "auto" or one of `sandbox.LEVELS`. Raises SandboxError where programs cannot be run
+    at that level.
     """
     level = sandbox.choose_level(level)
     try:
         style = style_of(tests)
-        # no other kind's, which may be null
+        # without the keys of other kinds, whose values may be null
         tests = {key: tests[key] for key in KEYS[style] if key in tests}
         program = program_of(response, tests)
         if program is None:
@@ -296,7 +298,7 @@ def same_output(text: str, expected: str) -> bool:
 
 
 def _same_line(line: str, expected_line: str) -> bool:
-    """Whether two lines are equal, or word by word as numbers.
+    """Whether two lines are equal, as text or word by word as numbers.
 
     Numbers are compared if a decimal or only integers are expected.
     """
@@ -313,9 +315,9 @@ def _same_line(line: str, expected_line: str) -> bool:
 
 
 def _same_word(word: str, expected: str) -> bool:
-    """Whether two words are equal, or numbers.
+    """Whether two words are equal, as text or as numbers.
 
-    They are compared to 1e-6 where a decimal is expected, exactly where an integer is.
+    Numbers are compared to 1e-6 where a decimal is expected, exactly where an integer is.
     """
     if (
         word == expected
@@ -329,11 +331,11 @@ def _same_word(word: str, expected: str) -> bool:
 
 
 def program_of(response: str, tests: dict) -> str | None:
-    """The program in a response: its last complete Python block, for HumanEval after the prompt.
+    """The program in a response: its last complete Python block; for HumanEval, prompt and block.
 
     Where the tests call names, it is the last block that defines one: an example of its use may
-    follow. A block without a language is a program only where none is labelled, and not if it is a
-    console session or a sample of output.
+    follow. A block without a language is a program only where no block is labelled Python, and not
+    if it is a console session or a sample of output.
     """
     found = [(language.lower(), text.removeprefix(BOM)) for language, text in code_blocks(response)]
     blocks = [
@@ -354,7 +356,7 @@ def program_of(response: str, tests: dict) -> str | None:
     block = (defining_blocks or blocks)[-1]
     if "entry_point" not in tests:
         return block
-    # the body alone: no module returns
+    # without a definition, or with a top-level return, the block is the function's body alone
     if not defining_blocks or "\nreturn" in "\n" + block:
         return f"{tests['prompt']}\n{as_body(block)}"
     future_imports = FUTURE_IMPORT.findall(block)  # they must come first
@@ -364,12 +366,13 @@ def program_of(response: str, tests: dict) -> str | None:
 def as_body(block: str) -> str:
     """A function's body, indented.
 
-    Its first line may have lost its indentation, as the prompt ends with it.
+    Its first line may have lost its indentation, because the prompt may end with it.
     """
     first, _, rest = block.partition("\n")
     margins = re.findall(r"^[ \t]*+(?=\S)", rest, re.M)
     least = min(margins, key=len, default="")
-    if not (first.endswith(":") and margins[:1] == [least]):  # else the rest is what it holds
+    # unless the rest is the block that the first line opens
+    if not (first.endswith(":") and margins[:1] == [least]):
         block = least + block
     return textwrap.indent(textwrap.dedent(block), "    ")
 

@@ -29,10 +29,10 @@ anyway).
 
 h_t is the last layer's state after the final norm, at the position of y_t itself.
 
-Three hooks take other functions of the same signature: `distances` (`fast.distances` takes one
-matrix product), `closest` (`fast.race` finds line 5's minima without solving every pair; ablations
-have other distances of two spans) and `pool` (an ablation's mean). Training passes the fast ones;
-tests compare them.
+`weigh_group` has three hooks, each for a function of its default's signature: `distances`
+(`fast.distances` takes one matrix product), `closest` (`fast.race` finds line 5's minima without
+solving every pair; ablations use other distances of two spans) and `pool` (an ablation's mean).
+Training passes `fast.distances` and `fast.race`; tests compare them with the defaults.
 
 At eps = 0.05 Eq. (10) carries a floor of up to 0.05 ln(window), even between equal spans whose
 points lie far apart. The paper's eps is 4.52 in raw units, which is 0.05 where nbar is 90
@@ -115,6 +115,7 @@ def span_bounds(length: int, window: int, stride: int) -> list[tuple[int, int]]:
             f"stride must be between 1 and the window ({window}), or tokens go uncovered; got "
             f"{stride}"
         )
+    # 1 + ceil((length - window) / stride) spans, or 1 if the response is no longer than the window
     starts = range(0, max(length - window, 0) + stride, stride) if length else ()
     return [(start, min(start + window, length)) for start in starts]
 
@@ -138,7 +139,7 @@ def two_sides(
 ) -> tuple[Side, Side] | None:
     """Eq. (4): right and wrong rollouts oppose each other; None without both.
 
-    Shapes are those of `shear_weights`.
+    hidden (G, T, d); mask (G, T) and correct (G,) must be bool here.
     """
     sides = []
     for members in (correct, ~correct):
@@ -151,7 +152,7 @@ def two_sides(
 
 def token_distances(x: Tensor, y: Tensor) -> Tensor:
     """Eq. (3), the cost: ||x - y|| between all tokens, x (N+, d), y (N-, d) -> (N+, N-) float32."""
-    # The usual |x|^2 + |y|^2 - 2<x, y> cancels: at norm 90 equal states would be .06 apart.
+    # The usual |x|^2 + |y|^2 - 2<x, y> cancels: at norm 90 equal states could be .06 apart.
     return torch.cdist(x.float(), y.float(), compute_mode="donot_use_mm_for_euclid_dist")
 
 
@@ -181,8 +182,8 @@ def closest_spans(
 ) -> Closest:
     """Alg. 1 line 5, Step 1: the closest opposing span of each span, every pair solved.
 
-    costs (N+, N-) between the tokens of the right and of the wrong side; eps in their units.
-    `max_iters` and `tol` are those of `sinkhorn`.
+    costs (N+, N-) are between the tokens of the right and the wrong side; `eps` and the distances
+    returned have their unit. `max_iters` and `tol` are passed to `sinkhorn`.
     """
     rows = []
     for tokens, mass in zip(right.spans.tokens, right.spans.mass, strict=True):
@@ -203,7 +204,10 @@ def closest_of(distances: Tensor) -> Closest:
 
 
 def token_weights(distances: Tensor, spans: Spans) -> Tensor:
-    """Alg. 1 line 14, Step 3: a token's largest distance among its spans, (K,) -> (N,)."""
+    """Alg. 1 line 14, Step 3: a token's largest distance among its spans, (K,) -> (N,).
+
+    Distances are in units of nbar already.
+    """
     real = spans.mass > 0  # (K, n), no padding
     tokens = spans.tokens[real]  # (M,) one entry for each token of each span
     covering = distances[:, None].expand_as(real)[real]  # (M,)
@@ -228,9 +232,9 @@ def weigh_group(
     """`shear_weights`, and what they come from.
 
     `eps_unit` is "nbar", or "raw", the paper's: the unit of the distances. `pool` takes the
-    distances of a side's spans, and its spans.
+    distances of a side's spans, in units of nbar, and the spans.
     """
-    span_bounds(0, window, stride)  # raises for these, also where nothing is to be solved
+    span_bounds(0, window, stride)  # raises for a bad window or stride, also without two sides
     mask = mask.bool()
     correct = correct.bool()
     omega = mask.float()  # (G, T), Alg. 1 line 16
@@ -263,7 +267,8 @@ def shear_weights(
     hidden (G, T, d); mask (G, T), 1 on response tokens; correct (G,), true for right rollouts.
     omega is 1 where the opposing set is empty and 0 where the mask is 0; a rollout whose mask is
     all 0 is in neither set. `eps` is in units of nbar. The hooks have the signatures of their
-    defaults. Raises ValueError for a bad window, stride or eps, and for a state that is not finite.
+    defaults. Raises ValueError for a bad window or stride, for a state that is not finite, and,
+    where distances are computed, for eps <= 0.
     """
     return weigh_group(
         hidden,

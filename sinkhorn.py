@@ -18,9 +18,9 @@ Two numbers are called "the Sinkhorn distance" in the wild. Both are here, by PO
 
 At the optimum W1 <= value <= W1 + eps log n and 0 <= value_linear - W1 <= eps log n (Lemma 1).
 
-What is left out: gradients (SHEAR's weights are constants for autograd, so everything runs under
-no_grad), debiasing, and eps-scaling or warm starts (every pair starts from 0, so results do not
-depend on an order).
+Left out: gradients (SHEAR's weights are constants for autograd, so everything runs under no_grad),
+debiasing, and eps-scaling or warm starts (every problem starts from 0, so results do not depend on
+the order of solving).
 
     >>> import torch
     >>> round(sinkhorn(torch.tensor([[3.0]]), eps=0.1).value.item(), 6)   # two Diracs at distance 3
@@ -62,7 +62,7 @@ class Transport:
         f, g = self.potentials
         log_density = (f[..., :, None] + g[..., None, :] - self.C) / self.eps
         plan = (log_density + self.a.log()[..., :, None] + self.b.log()[..., None, :]).exp()
-        # P is at most b in each column; at a tiny eps rounding alone exceeds it.
+        # No entry of P exceeds its column's mass b, except by rounding at a tiny eps.
         return torch.minimum(plan, self.b[..., None, :])
 
 
@@ -84,7 +84,7 @@ def sinkhorn(
     1) or after `max_iters` iterations; from then on it no longer changes, so a result does not
     depend on its batch beyond rounding. float64 stays float64, every other dtype becomes float32;
     the device is the input's. Where eps is below the rounding of the costs (1e-7 of their size in
-    float32) `value` still holds, but the plan is rounding. Raises ValueError for eps <= 0,
+    float32) `value` still holds, but the plan is mere rounding. Raises ValueError for eps <= 0,
     max_iters < 1, masses that are negative or do not sum to 1, and costs that are not finite
     between two points with mass.
     """
@@ -130,7 +130,7 @@ def _iterate(
         g = _softmin(C, f + log_a, dim=0)
         # The next f-update, which also tells how far the rows are off.
         next_f = _softmin(C, g + log_b, dim=1)
-        # The plan's row sums cost nothing extra. At a tiny eps rounding alone exceeds 1.
+        # The plan's row sums cost nothing extra. Only rounding, at a tiny eps, takes them above 1.
         row_sums = (f - next_f + log_a).exp().clamp(max=1.0)  # (n, N)
         error = (row_sums - a).abs().sum(0)  # (N,)
         all_f[:, live] = f
@@ -168,6 +168,6 @@ def _masses(mass: Tensor | None, shape: tuple, device: torch.device, dtype: torc
     if mass is None:
         return torch.full(shape, 1.0 / shape[-1], device=device, dtype=dtype)
     mass = mass.to(device, dtype).expand(shape)
-    if not ((mass >= 0).all() and ((mass.sum(-1) - 1).abs() <= 1e-3).all()):  # so is NaN
+    if not ((mass >= 0).all() and ((mass.sum(-1) - 1).abs() <= 1e-3).all()):  # NaN is refused, too
         raise ValueError("masses must be non-negative and sum to 1")
     return mass

@@ -1,4 +1,4 @@
-"""`train.py` with a reward of your own: the last number of a response decides, in a box or not.
+"""`train.py` with a reward of your own: the last integer of a response decides, in a box or not.
 
 Run: `python -m docs.your_own --model PATH --data docs/problems.jsonl --window 12 --stride 4`, with
 any other flags of train.py. On several GPUs start it with torchrun.
@@ -16,7 +16,7 @@ from tasks.problems import Task
 
 
 def grade(response: str, answer: object) -> Verdict:
-    """Right if the last number of the response is the answer."""
+    """Right if the last integer of the response is the answer."""
     numbers = re.findall(r"-?\d+", response)
     if not numbers:
         return Verdict(0.0, "no_answer")

@@ -3,7 +3,7 @@
     python -m learn.check                        # all five
     python -m learn.check span_bounds --hint     # one of them, and a hint
 
-Each function gets random input and nasty input: padding, ties, one token, costs that underflow. The
+Each function gets random input and nasty input: padding, one token, NaN, costs that underflow. The
 first result that differs is shown beside the one that is due. The exit status is 0 if all are
 right, otherwise 1.
 
@@ -29,21 +29,21 @@ class Exercise(NamedTuple):
     """A function to write, and what it is compared with."""
 
     solution: Callable
-    cases: Callable[[], Iterator[tuple]]  # a sentence's words on the input, and the arguments
+    cases: Callable[[], Iterator[tuple]]  # each yields a description and the arguments
     hint: str
 
 
 # ---- the solutions, with the exercises' signatures -------------------------------------------
 
 
-def potentials_by_root(
+def reference_potentials(
     C: Tensor, a: Tensor, b: Tensor, eps: float, iterations: int
 ) -> tuple[Tensor, Tensor]:
     """The potentials of `sinkhorn.sinkhorn`."""
     return sinkhorn.sinkhorn(C, a, b, eps=eps, max_iters=iterations, tol=0.0).potentials
 
 
-def closest_by_root(
+def reference_closest(
     costs: Tensor, right: shear.Side, wrong: shear.Side, eps: float
 ) -> tuple[Tensor, Tensor]:
     """The distances of `shear.closest_spans`."""
@@ -51,7 +51,7 @@ def closest_by_root(
     return found.of_right, found.of_wrong
 
 
-def loss_by_root(
+def reference_loss(
     logp: Tensor,
     old_logp: Tensor,
     advantages: Tensor,
@@ -142,7 +142,7 @@ def loss_cases() -> Iterator[tuple]:
 
 EXERCISES = {
     "sinkhorn_potentials": Exercise(
-        potentials_by_root,
+        reference_potentials,
         sinkhorn_cases,
         "log sum exp(x) is torch.logsumexp(x, dim), and b_j exp(x) is exp(x + log b_j).",
     ),
@@ -152,7 +152,7 @@ EXERCISES = {
         "Walk from span to span, and stop after the first whose end is the length.",
     ),
     "closest_distances": Exercise(
-        closest_by_root,
+        reference_closest,
         closest_cases,
         "Fill a matrix (K+, K-): C is costs[rows][:, columns] of two spans. Then take its minima.",
     ),
@@ -162,7 +162,7 @@ EXERCISES = {
         "Start with zeros; for each span, torch.maximum at its tokens whose mass is not 0.",
     ),
     "clipped_loss": Exercise(
-        loss_by_root,
+        reference_loss,
         loss_cases,
         "Select tokens by torch.where or values[mask]: NaN times 0 is NaN. Clip rho, not rho A.",
     ),
@@ -191,7 +191,7 @@ def results_of(name: str, function: Callable, arguments: list) -> object:
 
 
 def assess(name: str, function: Callable) -> tuple[bool, str]:
-    """Whether a function is right, and what it returns where it is not."""
+    """Whether a function is right, and what to print of it."""
     exercise = EXERCISES[name]
     torch.manual_seed(0)
     cases = list(exercise.cases())

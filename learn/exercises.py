@@ -3,10 +3,10 @@
     python -m learn.check                     # what is right, wrong, not written
     python -m learn.check span_bounds --hint  # one of them, and a hint
 
-Replace each `raise NotImplementedError` by code. All tensors are float32 on the CPU, without a
-batch. Sums, minima and softmaxes are torch's; loops are allowed, speed does not matter. The
-solutions are in the files at the root: sinkhorn.py, shear.py and grpo.py, under the names that
-`learn/check.py` imports.
+Replace each `raise NotImplementedError` by code. All tensors are on the CPU; only token indices and
+masks are not float32. Use torch's sums, minima and softmaxes; loops are allowed, speed does not
+matter. The solutions are in the files at the root: sinkhorn.py, shear.py and grpo.py;
+`learn/check.py` shows which of their functions each exercise is.
 """
 
 from torch import Tensor
@@ -64,9 +64,9 @@ def token_weights(distances: Tensor, spans: Spans) -> Tensor:
 
         omega_t = max over spans k that cover token t of d_k
 
-    distances (K,) are those of a side's spans; `spans.tokens` (K, n) are the tokens of each span,
-    numbers from 0 to N - 1, and `spans.mass` (K, n) is 0 on padding, which covers nothing. Every
-    token is covered by a span.
+    distances d (K,) are those of a side's spans, already divided by nbar; `spans.tokens` (K, n) are
+    the tokens of each span, numbers from 0 to N - 1, and `spans.mass` (K, n) is 0 on padding, which
+    covers nothing. Every token is covered by a span.
     """
     raise NotImplementedError
 
@@ -80,14 +80,14 @@ def clipped_loss(
     clip_low: float,
     clip_high: float,
 ) -> Tensor:
-    """The clipped policy-gradient loss, averaged over tokens: a scalar with a gradient by `logp`.
+    """The clipped policy-gradient loss, averaged over tokens: a scalar, differentiable in `logp`.
 
         rho = exp(logp - old_logp)
         loss = -(1 / n_tokens) sum over tokens of
                min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A)
 
     logp, old_logp, advantages A and mask are (b, T); mask is True on response tokens. Elsewhere the
-    other three hold anything, NaN too, and count for nothing. `n_tokens` is the number of response
-    tokens of the whole optimizer step, of which these rollouts may be a part.
+    other three may hold anything, even NaN, and count for nothing. `n_tokens` is the number of
+    response tokens of the whole optimizer step, of which these rollouts may be a part.
     """
     raise NotImplementedError
