@@ -81,7 +81,9 @@ def read_message() -> dict:
 
 def reply(reason: str, data: bytes) -> None:
     """Write a line with the reason and the data's length, then the data."""
-    os.write(1, f"{reason} {len(data)}\n".encode() + data)
+    # not os.write, which stops short where this process is paused
+    with open(1, "wb", closefd=False) as file:
+        file.write(f"{reason} {len(data)}\n".encode() + data)
 
 
 def run_inputs(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
@@ -238,10 +240,7 @@ def keep(target: Callable, files: dict[int, int], job: dict, secret: bool) -> No
         if child == 0:
             inside(target, job, strict, stranger, secret)
         os.close(REPORT)
-        poll = select.poll()
-        poll.register(LIFELINE, select.POLLIN)
-        poll.register(os.pidfd_open(child), select.POLLIN)
-        poll.poll()
+        select.select([LIFELINE, os.pidfd_open(child)], [], [])
         # strict: process 1 of its name space; waiting for it waits for all in there
         os.kill(child, SIGKILL)
         status = exit_status(os.waitpid(child, 0)[1])
