@@ -168,9 +168,9 @@ def evaluate_model(
     folder: Path,
     ranks: Ranks,
 ) -> None:
-    """Evaluate one model on every benchmark, without the blocks that the folder already has.
+    """Evaluate one model on every benchmark, but skip the blocks that the folder already has.
 
-    Adds the model, with its template and the checksum of its weights, to `settings`.
+    Adds the model, with its origin, its template and the checksum of its weights, to `settings`.
     """
     generations = folder / "generations.jsonl"
     model = load_model(path, ranks.device, tokenizer)
@@ -291,7 +291,7 @@ def show(folder: Path, config: EvalConfig) -> None:
 
 
 def show_runs(folders: Sequence[str], paper: str | None) -> None:
-    """Print the benchmark averages of `train.py --eval-every`, step by step, and the best step.
+    """Print the benchmark results of `train.py --eval-every`, step by step, and the best step.
 
     Raises BadInput.
     """

@@ -495,7 +495,8 @@ def policy_loss(
     """Clipped surrogate of one micro-batch: logp, old_logp, mask (b, T); advantages (b,) or (b, T).
 
     `n_tokens` is the number of response tokens in the whole optimizer step, not in this
-    micro-batch: the losses, and the metrics, of its micro-batches then add up to the step's.
+    micro-batch: the losses, and the metrics, of its micro-batches then add up to the step's. The
+    metrics are the share of tokens whose gradient is clipped away and the mean |log rho|.
     """
     if advantages.dim() == 1:
         advantages = advantages[:, None]  # GRPO: every token of a rollout gets A_i

@@ -128,7 +128,7 @@ def spans_of(mask: Tensor, window: int, stride: int) -> Spans:
         for start, end in span_bounds(length, window, stride):
             bounds.append((offset + start, offset + end))
         offset += length
-    starts, ends = torch.tensor(bounds, device=mask.device)[:, :, None].unbind(1)  # (K, 1) each
+    starts, ends = torch.tensor(bounds, device=mask.device).split(1, dim=1)  # (K, 1) each
     tokens = starts + torch.arange(min(window, mask.shape[1]), device=mask.device)  # (K, n)
     mass = (tokens < ends) / (ends - starts)  # (K, n)
     return Spans(torch.minimum(tokens, ends - 1), mass)
