@@ -379,8 +379,9 @@ def check(config: TrainConfig) -> None:
         raise refusal("stride", "exceeds --window, which leaves tokens uncovered; lower it")
     is_nbar = config.shear.eps_unit == "nbar" and "eps_unit" not in config.given
     if config.shear.eps > 1 and is_nbar:
-        reason = "is large in units of nbar; add --eps-unit raw (the distances' unit) or nbar"
-        raise refusal("eps", reason)
+        raise refusal(
+            "eps", "is large in units of nbar; add --eps-unit raw (the distances' unit) or nbar"
+        )
     has = TASKS[config.task].has
     if "model" not in has:
         if not config.model:

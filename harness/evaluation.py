@@ -268,6 +268,8 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
             if "tests" in line or "answer" not in line:
                 style_of(line.get("tests"))
         lines.append(defaults | line | {"problem": str(line["problem"])})
+    if not lines:
+        raise BadInput(f"--replay {path}: has no rows; give another file")
 
     kinds = {"code" if "tests" in line else "math" for line in lines}
     graders = {kind: grader(kind, timeout_s, level) for kind in kinds}

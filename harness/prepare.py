@@ -71,8 +71,10 @@ def load_parts(config: TrainConfig, ranks: Ranks) -> Parts:
         config, task, task_notes = make_task(config, tokenizer, context_of(model))
         attends = all(hasattr(layer, "self_attn") for layer in layers_of(model))
         if "attention" in config.credit.entry.needs and not attends:
-            method = f"--method {config.credit.method}: needs {NEEDS['attention']}"
-            raise BadInput(f"{method}, which {config.model} lacks; choose another method")
+            raise BadInput(
+                f"--method {config.credit.method}: needs {NEEDS['attention']}, which "
+                f"{config.model} lacks; choose another method"
+            )
         check_ranks(config, ranks)
         sets = load_benchmarks(config, tokenizer)
         notes = describe(config, ranks, task, model, sets) + task_notes
@@ -128,8 +130,10 @@ def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
     sizes = flat(config)
     for name in ("prompts_per_step", "heldout", "eval_groups"):
         if sizes[name] < ranks.world:
-            few = f"{flag(name)} {sizes[name]}: there are {ranks.world} ranks"
-            raise BadInput(f"{few}; raise it, or start fewer ranks")
+            raise BadInput(
+                f"{flag(name)} {sizes[name]}: there are {ranks.world} ranks; raise it, or start "
+                "fewer ranks"
+            )
     shard_over = config.machine.shard_over
     if shard_over and ranks.world % shard_over:
         raise BadInput(f"--shard-over {shard_over}: does not divide {ranks.world} ranks; change it")

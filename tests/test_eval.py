@@ -212,13 +212,16 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
 def test_bad_input_is_one_sentence(models, tmp_path, monkeypatch, assert_refused):
     """Each case of tests/cases/eval_refused.csv is refused.
 
-    M is a model, `run` a run without --bench, and r.jsonl a row without an answer.
+    M is a model, `run` a run without --bench, r.jsonl a row without an answer, and 0.jsonl empty.
     """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "M").symlink_to(models[0])
     (tmp_path / "run").mkdir()
+    (tmp_path / "0.jsonl").touch()
     files.append_rows(tmp_path / "r.jsonl", [{"problem": "p", "response": "r", "answer": None}])
-    step = {"step": 1, "reward": 1, "equal_groups": 0, "grad_norm": 0}
-    files.append_rows(tmp_path / "run" / "metrics.jsonl", [step])
+    files.append_rows(
+        tmp_path / "run/metrics.jsonl",
+        [{"step": 1, "reward": 1, "equal_groups": 0, "grad_norm": 0}],
+    )
     for case in cases("eval_refused.csv"):
         assert_refused(command.main, case["flags"].split(), case["words"])
