@@ -58,9 +58,10 @@ class SandboxError(RuntimeError):
 
 
 class Output(NamedTuple):
-    """A program's output for one input.
+    """A program's output for one input, or the verdict of tests with its cause as `text`.
 
-    `reason` is "ok", "timeout", "memory", "crashed", "output" or "parse_error".
+    `reason` is "ok", "timeout", "memory", "crashed", "output" or "parse_error"; of tests, one of
+    `judge.judge` in place of "ok".
     """
 
     reason: str

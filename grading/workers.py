@@ -2,9 +2,9 @@
 
 `in_worker` returns the reason that `answers.compare` gives, "timeout" or "crashed".
 
-A worker answers one question after another. Its start, which imports math-verify for a second, does
-not count towards a question's time. A worker that dies or runs out of time is replaced. When the
-master ends, its pipes close: idle workers end at once, a busy one at its CPU time limit at the
+A worker answers one question after another. Its start, a second in which it imports math-verify,
+does not count towards a question's time. A worker that dies or runs out of time is replaced. When
+the master ends, its pipes close: idle workers end at once, a busy one at its CPU time limit at the
 latest.
 """
 
@@ -40,8 +40,8 @@ class Worker:
     def ask(self, answer: str, gold: str, timeout_s: float) -> str:
         """Have two answers compared; returns the reason for the verdict.
 
-        Raises TimeoutError, EOFError or BrokenPipeError if the process dies, OSError if it did not
-        start.
+        Raises TimeoutError without an answer in time, EOFError or BrokenPipeError if the process
+        dies, OSError if it did not start.
         """
         if not self.ready:
             with contextlib.suppress(TimeoutError, EOFError):

@@ -75,8 +75,8 @@ def token_advantages(
 
     The `group_size` rollouts of a prompt are adjacent; hidden (B, T, d), mask (B, T), correct (B,)
     and the options are those of `shear_weights`. Groups do not see each other, so a batch may come
-    in parts; states on another device, such as the CPU, are moved to the mask's group by group.
-    Raises ValueError for an incomplete group.
+    in parts. States on another device, such as the CPU, are moved to the mask's device group by
+    group. Raises ValueError for an incomplete group, and as `shear_weights` does.
     """
     if len(mask) % group_size:
         raise ValueError(f"{len(mask)} rollouts cannot be split into groups of {group_size}")

@@ -10,7 +10,11 @@ from torch import Tensor
 
 @contextmanager
 def keep_states(model: Any, keep: Callable[[Tensor], None]) -> Iterator[None]:
-    """Inside, `keep` is called with the states of each pass; the model may be PEFT's."""
+    """Within the block, `keep` gets the last layer's states of each pass, after the final norm.
+
+    They are (b, P + T, d), prompts and padding included, or (1, N, d) if rollouts are packed. The
+    model may be PEFT's. Left out: models whose `base_model` is the model itself.
+    """
 
     def hook(module: torch.nn.Module, inputs: tuple, output: dict[str, Tensor]) -> None:
         keep(output["last_hidden_state"])

@@ -1,4 +1,4 @@
-r"""Trains a model through TRL with SHEAR; without flags the embedded task's model, on a CPU.
+r"""Train a model through TRL with SHEAR; without `--model` the embedded task's, on a CPU.
 
     torchrun --nproc_per_node 2 -m integrations.train_trl
     accelerate launch --config_file zero3.yaml -m integrations.train_trl \
@@ -50,7 +50,7 @@ class Options:
 
 
 def main() -> None:
-    """Reads the flags, and trains."""
+    """Read the flags, train, and save the model."""
     kinds: list = [Options, GRPOConfig]
     parser = TrlParser(kinds)
     parser.set_defaults(output_dir="runs/trl", report_to="none", num_generations=8)

@@ -71,7 +71,7 @@ class ShearGRPOTrainer(GRPOTrainer):
         self._keep_next_pass = False
         self._warned = False
         super().__init__(*args, **kwargs)
-        # A ratio per sequence has a gradient that sees the sum of a rollout's weights.
+        # With one ratio per sequence, the gradient sees only the sum of a rollout's weights.
         if self.importance_sampling_level != "token":
             raise ValueError(
                 f"importance_sampling_level={self.importance_sampling_level!r} gives all tokens of "
@@ -187,9 +187,9 @@ class ShearGRPOTrainer(GRPOTrainer):
 
 
 def gather_rows(local: Tensor, start: int, end: int, device: torch.device) -> Tensor:
-    """Rows [start, end) of all processes' rows, on the CPU.
+    """Rows [start, end) in the global order, on the CPU; `local` has this process's rows.
 
-    One row of each process travels at a time.
+    One row of each process travels at a time, padded to the longest.
     """
     rows = {}
     for i in range(len(local)):

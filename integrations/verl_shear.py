@@ -6,8 +6,8 @@ Everything that verl scales by (Ray, FSDP, vLLM, many nodes) is left to verl, wh
 module by the entry-point group `verl.plugins`. Two of its classes are extended, nothing is copied:
 
   1. `ShearEngine`, on each rank: a hook on the base model takes the last-layer states in the pass
-     for old log-probabilities. A prompt's weights are made once the states of all its rollouts are
-     there, and the states go. So no states leave the rank, only weights, as the column
+     for old log-probabilities. Once the states of all rollouts of a prompt are there, their weights
+     are made and the states are dropped. So no states leave the rank, only weights, as the column
      `shear_weights` of verl's TransferQueue.
   2. `ShearTrainer`, on the controller: gives each rank whole prompts, and multiplies verl's
      advantages by omega.
@@ -48,7 +48,7 @@ MODEL_TYPE = "shear_language_model"
 
 @dataclass
 class VerlSettings:
-    """SHEAR's, in verl's config as `+trainer.v1.shear.NAME=VALUE`."""
+    """SHEAR's settings, in verl's config as `+trainer.v1.shear.NAME=VALUE`."""
 
     window: int = WINDOW  # tokens
     stride: int = STRIDE  # tokens
@@ -69,7 +69,7 @@ class ShearEngine(FSDPEngineWithLMHead):
     _groups: "Groups | None" = None  # of the pass under way
 
     def _build_module(self) -> torch.nn.Module:
-        self.model_config.model_type = "language_model"  # verl builds this and value models alone
+        self.model_config.model_type = "language_model"  # verl builds only this and value models
         module = super()._build_module()
         if module.base_model is module:  # its output has logits, and no states
             raise ValueError(
@@ -107,7 +107,7 @@ class ShearEngine(FSDPEngineWithLMHead):
     ) -> tuple:
         """verl's step; then hands the states to their groups.
 
-        verl's autocast, in which distances would be rounded, is over here.
+        verl's autocast, in which distances would be rounded, has ended by then.
         """
         result = super().forward_step(micro_batch, loss_function, forward_only)
         if self._groups is not None:
@@ -132,7 +132,7 @@ class Groups:
         self.weights_of = partial(shear_weights, window=window, stride=stride, eps=eps)
         self.masks = data["response_mask"].unbind()
         self.correct = verdicts(data, verdict) > 0.5  # (B,)
-        self.omega: dict[int, Tensor] = {}  # row -> (T,), from when its group is complete
+        self.omega: dict[int, Tensor] = {}  # row -> (T,), once its group is complete
         self.states: dict[int, Tensor] = {}  # row -> (T, d), until then
         self.uids = [str(uid) for uid in tu.get(data, "uid")]
 

@@ -1,11 +1,11 @@
-"""What stands outside for a candidate's object, and what such a handle may decide in a test.
+"""Handles, which stand for a candidate's objects in the tests, and what they may decide there.
 
     Handle(link, number, origin)     used like the object; asks the inside through `proxy.Link.ask`
 
 A handle has the special methods that its object has. What is plain data comes back as plain data,
-whatever its function is called. Only an instance of a class that the tests call stays inside, even
-if the class extends a builtin one. Five rules keep a handle from judging itself. Otherwise an
-object that always agrees could answer `abs(f(x) - 0.5) < 1e-6`.
+whatever its function is called, except for an instance of a class that the tests call: it stays
+inside, even if the class extends a builtin one. Five rules keep a handle from judging itself.
+Otherwise an object that always agrees could answer `abs(f(x) - 0.5) < 1e-6`.
   - It equals plain data only by the builtin value under its class, and it is not ordered against
     plain data.
   - It takes part in arithmetic, or becomes a number, only if the tests built it: they called a
@@ -17,8 +17,8 @@ object that always agrees could answer `abs(f(x) - 0.5) < 1e-6`.
   - It gives the same number, and the same builtin value, until the tests do anything else with the
     candidate. The builtin value of an immutable one is read once.
   - It holds plain data if the builtin value under its class does, or if one of its items equals
-    these; its own `__contains__` is asked about another handle alone. Predicates such as
-    `startswith` are those of the builtin value. Its own answer once the tests have used it as no
+    that data; its own `__contains__` is asked only about another handle. Predicates such as
+    `startswith` are the builtin value's. Its own answers count once the tests have used it as no
     immutable plain data can be used (`trie.insert(word)`).
 
 Standard library only.
@@ -60,7 +60,7 @@ for _name in PASSED_ON + NUMBERS + ORDER + ARITHMETIC + IN_PLACE + OTHERS:
 
 # How the tests came to a handle. "class": a name of the candidate's that begins with a capital
 # letter; "name": another name; "built": they called such a class; "mixed": arithmetic of these with
-# plain data; "part": an attribute of these; "result": all else. It only moves right.
+# plain data; "part": an attribute of these; "result": all else. An origin only moves right.
 ORIGINS = ("class", "name", "built", "mixed", "part", "result")
 IMMUTABLE = (str, bytes, int, float, complex, tuple, frozenset, range, types.MappingProxyType)
 # Attributes of a result that may be plain data.

@@ -29,6 +29,7 @@ CLONE_MOUNT, CLONE_USER = 0x00020000, 0x10000000
 CLONE_ALL = CLONE_MOUNT + 0x04000000 + 0x08000000 + 0x20000000 + 0x40000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 2, 4, 8, 0x1000, 0x4000, 0x40000
 MOUNT_SETATTR, AT_FDCWD, AT_RECURSIVE, ATTR_RDONLY = 442, -100, 0x8000, 1
+# numbers of system calls, which differ by processor
 PIVOT_ROOT, KEYCTL = {"x86_64": (155, 250), "aarch64": (41, 219)}.get(os.uname().machine, (-1, -1))
 KEYCTL_JOIN_SESSION_KEYRING = 1
 PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 4, 36, 38
@@ -45,7 +46,7 @@ def check(result: int, what: str) -> None:
 
 
 def write(path: str, text: str) -> None:
-    """Set something of the kernel's, or of this process's, in /proc."""
+    """Write a file of /proc: a setting of the kernel or of this process."""
     with open(path, "w") as file:
         file.write(text)
 
@@ -85,7 +86,7 @@ def give_up_rights(stranger: int | None, strict: bool) -> None:
 def unshare(spaces: int, root: bool) -> None:
     """unshare(2).
 
-    In a new name space of users this process is root, or keeps its numbers.
+    In a new name space of users this process is root if `root`, otherwise it keeps its ids.
     """
     user, group = os.geteuid(), os.getegid()
     check(libc.unshare(spaces), "name spaces")

@@ -3,7 +3,7 @@
 The supervisor has no environment and no expected outputs. It reads a job and forks a cell for it: a
 keeper, which isolates itself, forks the program, waits for it and ends every process that the
 program has started. A script gets a cell for each input. Tests written as code take two cells with
-a socket between them: that of the program, forked before the tests are read, and that of the tests
+a socket between them: the program's, forked before the tests are read, and the tests' own
 (`judge.py`). `sandbox.py` says what protects whom from what.
 
 It must start in milliseconds, hence plain imports, and numbers in place of `signal` and
@@ -36,7 +36,7 @@ RECURSION = 10_000  # depth that a program gets without asking for more
 STRANGER = 10**9  # plus the keeper's process id: the id of a user that does not exist
 M_ARENA_MAX = -8
 LIFELINE, REPORT = 8, 9  # file descriptors of a keeper
-# the grader's; with a buffer of one byte nothing is read ahead
+# from the grader; with a buffer of one byte nothing is read ahead
 MESSAGES = io.BufferedReader(io.FileIO(0), 1)
 
 # Exit statuses of a program's process. A program can forge them, so they only tell failures apart.
@@ -73,7 +73,8 @@ def main() -> None:
 def read_message() -> dict:
     """Read one message of the grader, and not a byte of the next one.
 
-    A program may find what is in memory here. Raises EOFError if the grader has gone.
+    A cell is a copy of this process, so a program may find what is in memory here. Raises EOFError
+    if the grader has gone.
     """
     size = int.from_bytes(MESSAGES.read(8))
     return marshal.loads(MESSAGES.read(size))
@@ -106,7 +107,7 @@ def run_inputs(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
 def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
     """Yield (reason, its cause) once, from the program's cell and the tests' cell.
 
-    The tests' cell is forked when that of the program is ready.
+    The tests' cell is forked when the program's is ready.
     """
     import socket  # slow to import, and not needed for scripts
 

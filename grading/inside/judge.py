@@ -164,7 +164,7 @@ def keep_result(kind: type, *args: object, **options: object) -> object:
 def cases_held() -> bool:
     """Whether unittest's cases held, also if the tests do not ask.
 
-    Raises Unsupported if runs had no case.
+    Raises Unsupported if unittest ran, but no case that is not skipped.
     """
     if RESULTS and not any(result.testsRun > len(result.skipped) for result in RESULTS):
         raise Unsupported("the tests run unittest without a case")
@@ -201,7 +201,7 @@ def without_empty(compare: Callable) -> Callable:
 
 
 def prepare(text: str) -> None:
-    """Load what a test imports and `load` changes; numpy also for what only arrays have."""
+    """Load what a test imports and `load` changes; numpy also if it uses an array's attributes."""
     if re.search(r"^[ \t]*(from|import)\b.*\bnumpy\b|\.(tolist|shape|dtype|all|any)\b", text, re.M):
         with contextlib.suppress(ImportError):  # the test may expect it
             load("numpy")
@@ -233,7 +233,7 @@ def execute(texts: list[str], names: dict) -> None:
 def run_check(link: Link, tests: dict) -> bool:
     """Run HumanEval's `check(candidate)`, beside the prompt's own helpers.
 
-    The candidate has both its names. Raises Unsupported if the test defines no check.
+    The candidate goes by both names. Raises Unsupported if the test defines no check.
     """
     if "check" not in tests["test"]:
         raise Unsupported("the test defines no check")

@@ -151,7 +151,7 @@ class Objects:
         return {"handle": [self.number(value), list(SPECIAL.keys() & names)]}
 
     def describe(self, value: object) -> dict:
-        """As `handle`, except for what the outside can have its own of."""
+        """As `handle`, except for values of which the outside has or makes its own."""
         if isinstance(value, type) and TYPES.get(value.__name__) is value:
             return {"builtin": value.__name__}
         if isinstance(value, type) and issubclass(value, BaseException):
@@ -231,7 +231,7 @@ class Link:
     ) -> Value:
         """The result of an operation inside, with this origin for its handles.
 
-        `options`: keyword arguments of the candidate's. `keep`: a handle in any case; of a call,
+        `options`: keyword arguments of a call. `keep`: a handle in any case; of a call,
         only for an instance of the class that is called. Raises Died, the candidate's exception, or
         Unsupported for arguments that cannot cross.
         """
