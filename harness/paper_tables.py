@@ -1,10 +1,10 @@
 """Tables 1 and 2 of arXiv 2604.23318, and which of their models a name means.
 
 Numbers are in percent: mean and standard deviation of three seeds on math, the mean alone on code
-(its deviation is NaN). Each number is that of a run's best checkpoint on these very sets. The
-averages, under "math" and "code", are the paper's own. On Qwen2.5-Math-7B two of them differ from
-the means of their rows by more than rounding: SHEAR's 51.2 (mean 50.9) and PRM(Reshape adv.)'s 49.6
-(mean 49.5).
+(its deviation is NaN). Each run's numbers are from its best checkpoint, selected on these very
+sets. The averages, under "math" and "code", are the paper's own. On Qwen2.5-Math-7B two of them
+differ from the means of their rows by more than rounding: SHEAR's 51.2 (mean 50.9) and
+PRM(Reshape adv.)'s 49.6 (mean 49.5).
 """
 
 import csv

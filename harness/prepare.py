@@ -158,7 +158,7 @@ def make_task(
     name = files.origin_of(config.model or "made here")
     make = MAKE_TASK[config.task]
     task, notes = make(config.problems, config.grading, config.seed, tokenizer, name)
-    if task.heldout:  # held out where it was made, all prompts of one length
+    if task.heldout:  # the embedded task, whose prompts all have one length
         problem = task.informed(task.heldout[0]) if "hint" in needs else task.heldout[0]
         longest = len(tokenizer(task.prompt(problem))["input_ids"])
         if longest > room:
