@@ -427,13 +427,12 @@ def _columns(row: dict) -> dict:
     return extra | row if isinstance(extra, dict) else row
 
 
-def _user_message(prompt: Sequence | None) -> str | None:
-    """The last message of the user; None if there is none, or if the prompt is a text."""
-    content = None
-    for message in prompt or []:
+def _user_message(prompt: object) -> str | None:
+    """The last message of the user; None if there is none, or the prompt is no list."""
+    for message in reversed(prompt) if isinstance(prompt, list) else []:
         if isinstance(message, dict) and message.get("role") == "user":
-            content = message.get("content")
-    return content
+            return message.get("content")
+    return None
 
 
 def _first_text(values: list) -> str | None:

@@ -95,8 +95,7 @@ def task(
             f"--toy-lines {lines}: too few different problems for --heldout {settings.heldout}; "
             "raise it"
         )
-
-    made = Task(
+    return Task(
         "embedded",
         train,
         heldout,
@@ -108,8 +107,7 @@ def task(
         hint=HINT,
         solved="{}\n",
         lessons=partial(warm_up, lines=lines, seed=seed),
-    )
-    return made, []
+    ), []
 
 
 def apply(op: str, left: int, right: int) -> int:
