@@ -231,7 +231,7 @@ METHODS = {
     ),
     "oracle": Method("control: credit only for the true first wrong step", ("first error",)),
     "cliff": Method(
-        "control: no credit before the true first error, A from it on",
+        "control: 0 before the true first error, A from it on; centred",
         ("first error",),
         weighs=False,
         options={
