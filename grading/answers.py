@@ -45,7 +45,7 @@ UNICODE = str.maketrans(
      "¾": r"\frac34", "⅓": r"\frac13", "⅔": r"\frac23"}
 ) | str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")  # fmt: skip
 UPRIGHT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf|tt)|boldsymbol|bm|[mh]box)\s*\{"
-# What a word after a number multiplies it with.
+# What a word after a number multiplies it by.
 FACTORS = {
     "ten": "10^{1}", "hundred": "10^{2}", "thousand": "10^{3}", "million": "10^{6}",
     "billion": "10^{9}", "trillion": "10^{12}", "dozen": "12", "half|halve": "2^{-1}",

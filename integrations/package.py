@@ -1,8 +1,8 @@
 """What `pip install .` installs: `shear_credit`, SHEAR's weights with their race, and two trainers.
 
-The files at the root import each other by plain names, such as `sinkhorn`, which in an environment
-of others may mean something else (a package `shear` is on PyPI). So the build puts them into one
-package, and its name before theirs.
+The files at the root import each other by plain names, such as `sinkhorn`, which may mean something
+else in a user's environment (a package `shear` is on PyPI). So the build puts them into one
+package, and writes its name before theirs in their imports.
 
 pyproject.toml names this command of setuptools. Left out: editable installs; work in a clone needs
 none.

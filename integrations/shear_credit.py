@@ -5,8 +5,8 @@
 
 `credit` (B, T) takes the place of GRPO's advantages (B,) in the policy loss. `trl_shear` and
 `verl_shear` do all of this in TRL's and in verl's trainer. `shear_credit.shear` has the plain
-functions, which solve every pair of spans: the weights are equal, and took up to 57 times as long
-in our benchmarks.
+functions, which solve every pair of spans: their weights are equal, and they took up to 57 times as
+long in our benchmarks.
 
 What stays: the names below with their arguments, defaults and shapes, in all versions 0.1.x.
 Weights that change by more than rounding (1e-4 of them) raise the minor version. All other names

@@ -10,7 +10,7 @@ r"""Tasks: problems, their prompts, and how a response is graded.
 The tasks that make their own problems are `tasks/toy.py` and `tasks/words.py`; each file has a
 function `task`, which takes the settings of a run.
 
-**From the hub** comes one parquet file per set, so none of its code runs and no split is guessed.
+**From the hub** comes one parquet file per set, so no code of the set runs and no split is guessed.
   - math: the 8,523 problems of MATH levels 3 to 5 are a file of `hkust-nlp/SimpleRL-Zoo-Data`. From
     the 14 parts of `EleutherAI/hendrycks_math` one would have to take out MATH-500, and be left
     with another count.
@@ -147,7 +147,7 @@ class Task:
 
 
 class SmokeTask(Task):
-    """A task whose verdicts are drawn after grading, right and wrong by turns.
+    """A task whose verdicts are right and wrong by turns, whatever grading says.
 
     A smoke run cuts responses off early, so none is right, and equal rewards would teach nothing.
     """

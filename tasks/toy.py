@@ -6,19 +6,18 @@ r"""The embedded task: little programs mod 10 whose first wrong step is known ex
                c=b*7=0*7=0
                \boxed{0}
 
-A response has a line per definition: label = definition = the same with values = result. Each
-definition uses the one before, and every operation is invertible mod 10 (`*` only by 3, 7 or
-9). So no step can absorb an earlier mistake, and a wrong answer always has a first wrong line,
-which `first_error` finds together with its kind. That is what no real data set offers: credit can
-be scored against the truth.
+A response has a line per definition: label = definition = the same with values = result. A line is
+12 tokens long, so spans of `--window 12` compare about a line of work. Each definition uses the one
+before, and every operation is invertible mod 10 (`*` only by 3, 7 or 9). So no step can absorb an
+earlier mistake, and a wrong answer always has a first wrong line, which `first_error` finds with
+its kind. No real data set offers this: credit can be scored against the truth.
 
 The policy is a tiny Qwen2 model, made here and taught by `warm_up` on *careless* demonstrations:
 they do `*` as `+` more often than not (so greedy decoding is wrong too, and reinforcement learning
 has something to fix) and slip elsewhere now and then, always going on consistently from the wrong
 value.
 
-Left out: problems with several answers, right answers by a wrong way, self-correction. One line is
-12 tokens long, so spans of `--window 12` compare about a line of work.
+Left out: problems with several answers, right answers by a wrong way, self-correction.
 """
 
 import random
