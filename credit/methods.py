@@ -396,10 +396,12 @@ def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) 
         shares = rewards * (-rewards / temperature).softmax(0)  # r*, (K,)
         returns[row, : len(step)] = shares.flip(0).cumsum(0).flip(0)[step]
     returns = torch.where(mask, returns + outcome * batch.correct[:, None], 0.0)
-    means = (returns.sum(1) / mask.sum(1)).view(-1, batch.group_size)  # (groups, G)
-    others = (~means.isnan()).sum(1, keepdim=True) - 1  # (groups, 1), peers with a verdict
-    baseline = (means.nansum(1, keepdim=True) - means) / others  # leave one out; NaN for one alone
-    centred = (returns - baseline.view(-1, 1)).nan_to_num()  # (B, T)
+    graded = mask.any(1).view(-1, batch.group_size)  # (groups, G), those with a verdict
+    means = (returns.sum(1) / mask.sum(1).clamp_min(1)).view(graded.shape)
+    others = graded.sum(1, keepdim=True) - 1  # (groups, 1), leave one out
+    baseline = (means.sum(1, keepdim=True) - means) / others.clamp_min(1)  # (groups, G)
+    compared = (others > 0).repeat_interleave(batch.group_size, 0)  # (B, 1), one alone has none
+    centred = torch.where(compared, returns - baseline.view(-1, 1), 0.0)  # (B, T)
     return centred / group_moments(centred, mask, batch.group_size)[1].clamp_min(0.1)
 
 

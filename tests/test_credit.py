@@ -830,6 +830,9 @@ def test_pure_does_not_blow_up_small_differences_of_scores(told, monkeypatch):
         even.append((torch.full_like(good, 0.5 + 0.001 * row), step))
     monkeypatch.setattr(methods.reward_model, "score_steps", lambda *inputs: even)
     assert 0 < assign("pure", told)[4:].abs().max() < 0.2
+    even[4] = torch.full_like(even[4][0], math.nan), even[4][1]
+    # a reward model that overflows is no missing verdict: the update is skipped, and says so
+    assert assign("pure", told)[4:][told.mask[4:]].isnan().all()
 
 
 def test_true_errors_and_the_oracle(told):

@@ -35,12 +35,12 @@ ROOMS = dict(
     fast=2781,
     grading=9584,
     tasks=7297,
-    credit=10180,
+    credit=10206,
     harness=15081,
     integrations=2786,
     studies=10722,
     learn=1890,
-    tests=70740,
+    tests=70778,
 )
 # Constructs that make a line hard to read, outside of tests, at most.
 DENSITY = {
