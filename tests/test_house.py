@@ -38,9 +38,9 @@ ROOMS = dict(
     credit=10206,
     harness=15081,
     integrations=2786,
-    studies=10722,
+    studies=10761,
     learn=1890,
-    tests=70778,
+    tests=70886,
 )
 # Constructs that make a line hard to read, outside of tests, at most.
 DENSITY = {

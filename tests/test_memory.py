@@ -34,7 +34,7 @@ def flags(**changes) -> TrainConfig:
 def documented() -> dict:
     """The names of docs/records/memory_table.py, with the lines that it `printed`.
 
-    Two of them, `large` and `small`, are models' configurations.
+    Two of them, `LARGE` and `SMALL`, are models' configurations.
     """
     printed = []
     names = {"print": printed.append, "printed": printed}
@@ -49,8 +49,8 @@ def test_the_table_is_what_its_script_prints(documented):
     """
     assert documented["printed"] == re.findall(r"GPU.* \| ([\d.]+ \| [\d.]+ \| [\d.]+) \|\n", PAGE)
     assert len(documented["printed"]) == 5
-    assert memory.parameters(documented["large"])[0] == 7_615_616_512
-    assert memory.parameters(documented["small"])[0] == 1_543_714_304
+    assert memory.parameters(documented["LARGE"])[0] == 7_615_616_512
+    assert memory.parameters(documented["SMALL"])[0] == 1_543_714_304
 
 
 def in_bytes(parts: dict, names: str) -> list[int]:
@@ -108,7 +108,7 @@ def test_a_rollout_s_bytes_and_how_many_fit(documented, monkeypatch):
     configs = (LlamaConfig(**SHAPE, intermediate_size=16, head_dim=dim) for dim in (4, 8))
     narrow, wide = (row_bytes(config, 256, 3, 2) for config in configs)
     assert wide - narrow == 259 * 2 * 3 * 4 * 2
-    large = documented["large"]
+    large = documented["LARGE"]
     bounded, free = (
         memory.predict(large, flags(), 1, room)["sampling"] for room in (150, math.inf)
     )
@@ -127,7 +127,7 @@ def plan(documented, monkeypatch):
         monkeypatch.setattr(memory, "room_gb", lambda device: room)
         monkeypatch.setattr(memory, "free_gb", lambda folder: free)
         ranks = parallel.Ranks(0, world, torch.device("cuda"))
-        return memory.plan(documented["large"], flags(**changes), ranks)
+        return memory.plan(documented["LARGE"], flags(**changes), ranks)
 
     return plan
 
@@ -136,7 +136,7 @@ def plan(documented, monkeypatch):
 def test_the_plan_of_the_papers_recipe(room, free, warnings, plan, documented):
     """AdamW fits eight GPUs of 80 GB; the plan says so in numbers, and warns of too little room."""
     first, disk, *others = plan(room, free, 8)
-    sampling = memory.predict(documented["large"], flags(), 8, room)["sampling"]
+    sampling = memory.predict(documented["LARGE"], flags(), 8, room)["sampling"]
     words = f"memory per rank, predicted: 26.7 GB stay; sampling {sampling:.1f} GB, training "
     assert first.startswith(words)
     assert disk.startswith("a checkpoint takes 107 GB; 2 stay")
