@@ -1,7 +1,7 @@
 """SHEAR: span-level Wasserstein credit for GRPO, Algorithm 1 of arXiv 2604.23318, for one group.
 
-    shear_weights(hidden, mask, correct)                 -> omega (G, T), lines 1-16
-    shear_advantages(advantages, hidden, mask, correct)  -> A omega (G, T), line 18, for the loss
+    shear_weights(hidden, mask, correct)  -> Weighed: omega (G, T), lines 1-16
+    shear_advantages(advantages, omega)   -> A omega (G, T), line 18, for the loss
 
 How it differs from plain GRPO, in full:
   1. The rollouts of a group are split by verdict into right and wrong ones.
@@ -24,12 +24,12 @@ anyway).
     Alg. 1 line 10  nbar, Step 2       | mean_norm; first, as eps is in its units
     Alg. 1 line 5   d_k, Step 1        | closest_spans
     Alg. 1 line 14  omega_t, Step 3    | token_weights
-    Alg. 1 line 16  omega_t = 1        | weigh_group, `omega = mask.float()`
+    Alg. 1 line 16  omega_t = 1        | shear_weights, `omega = mask.float()`
     Alg. 1 line 18  A omega, Step 4    | shear_advantages
 
 h_t is the last layer's state after the final norm, at the position of y_t itself.
 
-`weigh_group` has three hooks, each for a function of its default's signature: `distances`
+`shear_weights` has three hooks, each for a function of its default's signature: `distances`
 (`fast.distances` takes one matrix product), `closest` (`fast.race` finds line 5's minima without
 solving every pair; ablations use other distances of two spans) and `pool` (an ablation's mean).
 Training passes `fast.distances` and `fast.race`; tests compare them with the defaults.
@@ -51,7 +51,7 @@ Left out: the paper's ablations (`credit/ablations.py`) and many groups at once
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -216,7 +216,7 @@ def token_weights(distances: Tensor, spans: Spans) -> Tensor:
 
 
 @torch.no_grad()
-def weigh_group(
+def shear_weights(
     hidden: Tensor,
     mask: Tensor,
     correct: Tensor,
@@ -229,10 +229,14 @@ def weigh_group(
     closest: ClosestHook = closest_spans,
     pool: Callable[[Tensor, Spans], Tensor] = token_weights,
 ) -> Weighed:
-    """`shear_weights`, and what they come from.
+    """Alg. 1 lines 1-16: the token weights omega (G, T) of one group, and what they come from.
 
-    `eps_unit` is "nbar", or "raw", the paper's: the unit of the distances. `pool` takes the
-    distances of a side's spans, in units of nbar, and the spans.
+    hidden (G, T, d); mask (G, T), 1 on response tokens; correct (G,), true for right rollouts.
+    omega is 1 where the opposing set is empty and 0 where the mask is 0; a rollout whose mask is
+    all 0 is in neither set. `eps` is in units of nbar, or, with `eps_unit` "raw", in the distances'
+    unit, as in the paper. The hooks have the signatures of their defaults; `pool` takes distances
+    in units of nbar. Raises ValueError for a bad window or stride, for a state that is not finite,
+    and, where distances are computed, for eps <= 0.
     """
     span_bounds(0, window, stride)  # raises for a bad window or stride, also without two sides
     mask = mask.bool()
@@ -245,49 +249,12 @@ def weigh_group(
     right, wrong = sides
     costs = distances(right.states, wrong.states)  # (N+, N-), Eq. (3)
     unit = nbar if eps_unit == "nbar" else 1.0
-    found = closest(costs, right, wrong, eps * unit)  # Alg. 1 line 5, Step 1
-    omega[right.mask] = pool(found.of_right / nbar, right.spans)  # Alg. 1 line 14, Step 3
-    omega[wrong.mask] = pool(found.of_wrong / nbar, wrong.spans)
-    return Weighed(omega, nbar, found)
+    nearest = closest(costs, right, wrong, eps * unit)  # Alg. 1 line 5, Step 1
+    omega[right.mask] = pool(nearest.of_right / nbar, right.spans)  # Alg. 1 line 14, Step 3
+    omega[wrong.mask] = pool(nearest.of_wrong / nbar, wrong.spans)
+    return Weighed(omega, nbar, nearest)
 
 
-def shear_weights(
-    hidden: Tensor,
-    mask: Tensor,
-    correct: Tensor,
-    *,
-    window: int = WINDOW,
-    stride: int = STRIDE,
-    eps: float = EPS,
-    distances: Distances = token_distances,
-    closest: ClosestHook = closest_spans,
-) -> Tensor:
-    """Alg. 1 lines 1-16: the token weights omega (G, T) float32 of one group.
-
-    hidden (G, T, d); mask (G, T), 1 on response tokens; correct (G,), true for right rollouts.
-    omega is 1 where the opposing set is empty and 0 where the mask is 0; a rollout whose mask is
-    all 0 is in neither set. `eps` is in units of nbar. The hooks have the signatures of their
-    defaults. Raises ValueError for a bad window or stride, for a state that is not finite, and,
-    where distances are computed, for eps <= 0.
-    """
-    return weigh_group(
-        hidden,
-        mask,
-        correct,
-        window=window,
-        stride=stride,
-        eps=eps,
-        distances=distances,
-        closest=closest,
-    ).omega
-
-
-def shear_advantages(
-    advantages: Tensor, hidden: Tensor, mask: Tensor, correct: Tensor, **options: Any
-) -> Tensor:
-    """Alg. 1 for one group: advantages (G,) of Eq. (1) -> token advantages (G, T).
-
-    The other arguments are those of `shear_weights`.
-    """
-    omega = shear_weights(hidden, mask, correct, **options)  # (G, T)
-    return advantages[:, None] * omega  # Alg. 1 line 18, Step 4
+def shear_advantages(advantages: Tensor, omega: Tensor) -> Tensor:
+    """Step 4: advantages (G,) of Eq. (1) and weights (G, T) -> token advantages (G, T)."""
+    return advantages[:, None] * omega  # Alg. 1 line 18

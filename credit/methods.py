@@ -20,15 +20,15 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from credit import reward_model, salience
+from credit import ablations, reward_model, salience
 from credit.batch import Batch, Context, effective_weights
 from credit.hindsight import dasd, hsd, iw_opd, rlsd, scapo, sdpo, serl
 from credit.measures import group_moments, positions, standardise
 from credit.settings import Credit
-from credit.shear_settings import closest_by_rollout, group_weights
+from credit.shear_settings import closest_by_rollout, shear_options
 from credit.values import bipace, kgae
 from grpo import Rollouts
-from shear import mean_norm
+from shear import mean_norm, shear_advantages, shear_weights
 
 
 def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
@@ -152,13 +152,23 @@ def gmts(batch: Batch, context: Context, *, kept: float) -> Tensor:
 # ---- hidden states -------------------------------------------------------------------------------
 
 
-def shear(batch: Batch, context: Context, **ablations: str) -> Tensor:
-    """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318."""
+def shear(
+    batch: Batch, context: Context, *, reading: str, distance: str, normalize: str, pool: str
+) -> Tensor:
+    """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318.
+
+    The options are the paper's ablations; with `normalize` "rollout", every rollout's weights are
+    scaled to the group's mean weight.
+    """
     settings = context.shear
+    options = shear_options(settings, reading=reading, distance=distance, pool=pool)
     omega = []
     for _, hidden, mask, correct in batch.groups():
-        weighed = group_weights(hidden, mask, correct, settings, **ablations)
-        omega.append(weighed.omega)
+        weighed = shear_weights(hidden, mask, correct, **options)  # Alg. 1 lines 1-16
+        weights = weighed.omega  # (G, T)
+        if normalize == "rollout":
+            weights = ablations.even_out(weights, mask)
+        omega.append(weights)
         if mask.any():
             batch.log("nbar", torch.tensor(weighed.nbar))
             batch.log("eps_over_nbar", torch.tensor(settings.eps_over(weighed.nbar)))
@@ -168,7 +178,7 @@ def shear(batch: Batch, context: Context, **ablations: str) -> Tensor:
         if closest and closest.iterations is not None and closest.error is not None:
             batch.log("sinkhorn_iterations", closest.iterations)
             batch.log("sinkhorn_error", closest.error)
-    return batch.A * torch.cat(omega)  # Alg. 1 line 18, Step 4
+    return shear_advantages(batch.advantages, torch.cat(omega))  # Alg. 1 line 18, Step 4
 
 
 def first(batch: Batch, context: Context, *, threshold: float) -> Tensor:
@@ -184,8 +194,9 @@ def first(batch: Batch, context: Context, *, threshold: float) -> Tensor:
     settings = context.shear
     stride = settings.stride
     omega = batch.mask.float()  # (B, T)
+    options = shear_options(settings, reading="cost")
     for group, hidden, mask, correct in batch.groups():
-        weighed = group_weights(hidden, mask, correct, settings, reading="cost")
+        weighed = shear_weights(hidden, mask, correct, **options)
         if not weighed.closest:
             continue
         spans = closest_by_rollout(weighed, mask, correct, settings)
@@ -213,11 +224,11 @@ def own_side(batch: Batch, context: Context) -> Tensor:
             continue
         nbar = mean_norm(hidden[mask])
         eps = context.shear.eps_over(nbar) * nbar
-        settings = replace(context.shear, eps=eps, eps_unit="raw")
+        options = shear_options(replace(context.shear, eps=eps, eps_unit="raw"))
         for row in range(len(mask)):
             same = mask & (correct == correct[row])[:, None]  # (G, T)
             alone = torch.arange(len(mask), device=mask.device) == row  # (G,)
-            weighed = group_weights(hidden, same, alone, settings)
+            weighed = shear_weights(hidden, same, alone, **options)
             if weighed.closest:
                 omega[group][row] = weighed.omega[row] * weighed.nbar / nbar
     return batch.A * omega

@@ -1,13 +1,13 @@
-"""SHEAR as training calls it: `shear.weigh_group` with the hooks that its settings ask for.
+"""SHEAR as training calls it: the arguments of `shear.shear_weights` that its settings ask for.
 
-    group_weights       a group's token weights, by the paper's method or an ablation of it
+    shear_options       window, stride, eps and hooks, by the paper's method or an ablation of it
     closest_by_rollout  for each rollout, its spans and the opposing span closest to each
 
 The method (Alg. 1 of arXiv 2604.23318) is in shear.py, its ablations (Sec. 5.4.1) in ablations.py.
 """
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -15,41 +15,26 @@ from credit import ablations
 from credit.settings import Shear
 from fast.distances import token_distances
 from fast.race import race
-from shear import ClosestHook, Weighed, span_bounds, token_weights, weigh_group
+from shear import ClosestHook, Weighed, span_bounds, token_weights
 
 
-def group_weights(
-    hidden: Tensor,
-    mask: Tensor,
-    correct: Tensor,
-    settings: Shear,
-    *,
-    reading: str = "value",
-    distance: str = "w1",
-    normalize: str = "group",
-    pool: str = "max",
-) -> Weighed:
-    """Return what `shear.weigh_group` gives with these settings, or with an ablation.
+def shear_options(
+    settings: Shear, *, reading: str = "value", distance: str = "w1", pool: str = "max"
+) -> dict[str, Any]:
+    """The arguments of `shear.shear_weights` that training passes, or those of an ablation.
 
-    `distance` is between two spans; for "w1" alone, `reading` says how Eq. (10) is read. With
-    `normalize` "rollout", every rollout's weights are scaled to the group's mean weight. `pool` is
-    over the spans that cover a token. Shapes and errors are those of `shear.weigh_group`.
+    `distance` is between two spans; for "w1" alone, `reading` says how Eq. (10) is read. `pool` is
+    over the spans that cover a token.
     """
-    weighed = weigh_group(
-        hidden,
-        mask,
-        correct,
-        window=settings.window,
-        stride=settings.stride,
-        eps=settings.eps,
-        eps_unit=settings.eps_unit,
-        distances=token_distances,
-        closest=closest_hook(settings, reading, distance),
-        pool=token_weights if pool == "max" else ablations.mean_weights,
-    )
-    if normalize == "rollout":
-        return weighed._replace(omega=ablations.even_out(weighed.omega, mask.bool()))
-    return weighed
+    return {
+        "window": settings.window,
+        "stride": settings.stride,
+        "eps": settings.eps,
+        "eps_unit": settings.eps_unit,
+        "distances": token_distances,
+        "closest": closest_hook(settings, reading, distance),
+        "pool": token_weights if pool == "max" else ablations.mean_weights,
+    }
 
 
 def closest_hook(settings: Shear, reading: str, distance: str) -> ClosestHook:

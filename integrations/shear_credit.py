@@ -18,7 +18,8 @@ from torch import Tensor
 
 from fast.distances import token_distances
 from fast.race import race
-from shear import EPS, STRIDE, WINDOW, ClosestHook, Distances, weigh_group
+from shear import EPS, STRIDE, WINDOW, ClosestHook, Distances, shear_advantages
+from shear import shear_weights as weigh
 
 __all__ = ["race", "shear_weights", "token_advantages", "token_distances"]
 __version__ = "0.1.0"
@@ -48,7 +49,7 @@ def shear_weights(
     `distances` and `closest` are hooks, described in `shear_credit.shear`. Raises ValueError for a
     bad window, stride or eps, and for a state that is not finite.
     """
-    return weigh_group(
+    return weigh(
         hidden,
         mask,
         correct,
@@ -88,4 +89,4 @@ def token_advantages(
             states, mask[group], correct[group], window=window, stride=stride, eps=eps
         )
         omega.append(weights)
-    return advantages[:, None] * torch.cat(omega)  # Alg. 1 line 18, Step 4
+    return shear_advantages(advantages, torch.cat(omega))

@@ -69,7 +69,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit.settings import Shear
-from credit.shear_settings import group_weights
+from credit.shear_settings import shear_options
 from fast.distances import CHUNK_ENTRIES, token_distances
 from grpo import to_padded
 from harness import tables
@@ -77,7 +77,7 @@ from harness.config import TrainConfig, parse_train
 from harness.launch import resolve, run_command
 from harness.parallel import Ranks
 from harness.prepare import load_parts
-from shear import Closest, Side, Spans, closest_spans, mean_norm, two_sides
+from shear import Closest, Side, Spans, closest_spans, mean_norm, shear_weights, two_sides
 from sinkhorn import sinkhorn
 from studies import prefixes
 from tasks.rows import BadInput
@@ -276,7 +276,7 @@ def ours(states: States) -> list[Closest]:
     """Weigh each group as training does; returns the closest spans, with `of_right` over nbar."""
     closest = []
     for hidden, mask, correct in states.groups:
-        weighed = group_weights(hidden, mask, correct, states.shear)
+        weighed = shear_weights(hidden, mask, correct, **shear_options(states.shear))
         assert weighed.closest is not None  # every group is mixed
         closest.append(weighed.closest._replace(of_right=weighed.closest.of_right / weighed.nbar))
     return closest

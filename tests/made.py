@@ -30,11 +30,11 @@ from transformers import (
 )
 
 from credit import lora
-from credit.ablations import every_pair
+from credit.ablations import even_out, every_pair
 from credit.batch import Batch
 from credit.methods import assign_credit
 from credit.settings import Shear
-from credit.shear_settings import group_weights
+from credit.shear_settings import shear_options
 from fast.distances import token_distances
 from grpo import Policy, Rollouts, group_advantages, pad_left, rollout
 from harness import files
@@ -43,7 +43,7 @@ from harness.launch import resolve
 from harness.parallel import Ranks
 from harness.prepare import Parts
 from harness.run import credit_context
-from shear import Weighed, mean_norm, two_sides
+from shear import Weighed, mean_norm, shear_weights, two_sides
 from sinkhorn import sinkhorn
 from tasks import toy
 from tasks.rows import read_rows
@@ -411,7 +411,9 @@ def group(seed: int = 0, lengths=(17, 12, 4, 20, 9), dim: int = 5, shared: int =
 def weighed(hidden, mask, correct, **options) -> Weighed:
     """As training weighs a group: by the fast hooks, or an ablation."""
     settings = {name: options.pop(name) for name in vars(Shear()) if name in options}
-    return group_weights(hidden, mask, correct, Shear(**settings), **options)
+    evened = options.pop("normalize", "group") == "rollout"
+    found = shear_weights(hidden, mask, correct, **shear_options(Shear(**settings), **options))
+    return found._replace(omega=even_out(found.omega, mask.bool())) if evened else found
 
 
 def weights(hidden, mask, correct, **options):

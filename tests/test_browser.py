@@ -16,8 +16,9 @@ from made import GOOD, HOSTILE, Numbers, cases, long_group, made_batch, page_row
 from credit.batch import effective_weights
 from credit.methods import oracle
 from credit.settings import Shear
-from credit.shear_settings import closest_by_rollout, group_weights
+from credit.shear_settings import closest_by_rollout, shear_options
 from harness import page
+from shear import shear_weights
 from tasks.toy import FirstError
 
 
@@ -115,7 +116,7 @@ def states_group():
     states = torch.randn(4, 24, 5, generator=torch.Generator().manual_seed(3))
     mask, correct = torch.ones(4, 24, dtype=torch.bool), torch.tensor([True, False, True, False])
     settings = Shear(window=8, stride=4, eps=0.3)
-    weighed = group_weights(states, mask, correct, settings)
+    weighed = shear_weights(states, mask, correct, **shear_options(settings))
     spans = closest_by_rollout(weighed, mask, correct, settings)
     rows = []
     for number, score in enumerate([1, 0] * 2):

@@ -25,7 +25,7 @@ from grpo import Policy, group_advantages, score, to_padded
 from harness.config import TrainConfig
 from harness.prepare import Parts, make_task
 from harness.run import credit_context
-from shear import closest_spans, weigh_group
+from shear import closest_spans, shear_weights
 from tasks import toy
 from tasks.problems import Task
 
@@ -524,7 +524,7 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
             first = torch.arange(len(rows)) == 0
             nbar = hidden[group][batch.mask[group]].norm(dim=-1).mean().item()
             options = dict(window=4, stride=2, eps=0.05 * nbar, eps_unit="raw", closest=closest)
-            weighed = weigh_group(hidden[rows], batch.mask[rows], first, **options)
+            weighed = shear_weights(hidden[rows], batch.mask[rows], first, **options)
             omega = weighed.omega[0] * weighed.nbar / nbar
         assert_close(ours[i], (batch.advantages[i] * omega).float(), atol=1e-4, rtol=1e-4)
     assert not ours[8:].any()

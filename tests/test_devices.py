@@ -91,8 +91,8 @@ def test_a_step_with_every_method(run, method):
 def test_shear_alone():
     """shear.py and sinkhorn.py without the hooks of training, against a CPU."""
     given = group(lengths=(9, 8, 7))
-    omega = shear_weights(*[tensor.to(CUDA) for tensor in given], **SPANS)
-    assert omega.is_cuda and torch.equal(omega.cpu(), shear_weights(*given, **SPANS))
+    omega = shear_weights(*[tensor.to(CUDA) for tensor in given], **SPANS).omega
+    assert omega.is_cuda and torch.equal(omega.cpu(), shear_weights(*given, **SPANS).omega)
 
 
 def test_rollouts_by_generate(run):

@@ -31,21 +31,21 @@ FLOORS = [
 ]
 # The size of each room, at most (`size_of`); the commit that raises one says why.
 ROOMS = dict(
-    root=7637,
+    root=7592,
     fast=2781,
     grading=9584,
     tasks=7297,
-    credit=10206,
+    credit=10217,
     harness=15081,
-    integrations=2786,
-    studies=10761,
+    integrations=2785,
+    studies=10765,
     learn=1890,
-    tests=70886,
+    tests=70976,
 )
 # Constructs that make a line hard to read, outside of tests, at most.
 DENSITY = {
     "assignments of several values": 31,
-    "star arguments": 85,  # one of them calls what a learner has written
+    "star arguments": 87,  # one of them calls what a learner has written
     "nested comprehensions": 8,
     "assignments within expressions": 0,
     "parameters without a type": 0,

@@ -11,7 +11,7 @@ from made import DOCS, ROOT, cases
 
 from credit.methods import FUNCTIONS
 from credit.settings import Shear
-from credit.shear_settings import group_weights
+from credit.shear_settings import shear_options
 from credit.table import METHODS, options_of
 from fast.race import race
 from grpo import AT_ONCE, group_advantages, policy_loss
@@ -94,7 +94,7 @@ def test_functions_for_other_trainers_have_the_same_defaults():
     words = "--window 7 --stride 3 --eps .2 --eps-unit raw --max-iters 9 --tol .1"
     assert config.parse_train(words.split()).shear == Shear(7, 3, 0.2, "raw", 9, 0.1)
     named = {shear_weights: "window stride eps", policy_loss: "clip_low clip_high"}
-    named[group_weights] = "reading distance normalize pool"
+    named[shear_options] = "reading distance pool"
     for function, names in (named | dict.fromkeys((race, sinkhorn), "max_iters tol")).items():
         parameters = inspect.signature(function).parameters
         assert {name: parameters[name].default for name in names.split()} == {

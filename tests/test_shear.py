@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from credit import ablations
 from credit.ablations import even_out
 from credit.settings import Shear
-from credit.shear_settings import closest_by_rollout, group_weights
+from credit.shear_settings import closest_by_rollout, shear_options
 from shear import (
     closest_spans,
     shear_advantages,
@@ -105,7 +105,7 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
     assert_near(ours.omega.double(), expected, 1e-5 if name == "mmd" else 2e-6)
     if not options:  # and shear.py and sinkhorn.py alone
         closest = functools.partial(closest_spans, **EXACT)
-        plain = shear_weights(hidden, mask, correct, eps=0.5, closest=closest, **SPANS)
+        plain = shear_weights(hidden, mask, correct, eps=0.5, closest=closest, **SPANS).omega
         assert_near(plain.double(), expected, 2e-6)
     closest = closest_by_rollout(ours, mask, correct, Shear(**SPANS))
     assert [len(spans) for spans in closest] == [len(spans) for spans in slow]
@@ -220,8 +220,10 @@ def test_advantages_are_rollout_advantages_times_weights():
         assert not costs.requires_grad
         return closest_spans(costs, *spans_and_eps)
 
-    ours = shear_advantages(advantages, hidden, mask, correct, closest=closest, **SPANS)
-    assert torch.equal(ours, advantages[:, None] * shear_weights(hidden, mask, correct, **SPANS))
+    omega = shear_weights(hidden, mask, correct, closest=closest, **SPANS).omega
+    ours = shear_advantages(advantages, omega)
+    plain = shear_weights(hidden, mask, correct, **SPANS).omega
+    assert torch.equal(ours, advantages[:, None] * plain)
     assert (ours.sign() == advantages.sign()[:, None] * mask).all() and not ours.requires_grad
 
 
@@ -241,7 +243,7 @@ def test_the_hooks_of_training_give_the_plain_weights(kind, dtype):
     """
     hidden, mask, correct = group(13, **kind)
     hidden = hidden.to(dtype)
-    plain = shear_weights(hidden, mask, correct, **SPANS)
+    plain = shear_weights(hidden, mask, correct, **SPANS).omega
     ours, nbar, closest = weighed(hidden, mask, correct, **SPANS)
     assert_close(ours, plain, atol=1e-6, rtol=1e-5)
     assert plain[mask].min() >= 0 and plain.max() > 0.01
@@ -274,12 +276,14 @@ def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
     hidden, mask, correct = group(15)
     nbar = hidden[mask].norm(dim=-1).mean().item()
     raw = Shear(eps=0.7, eps_unit="raw", **SPANS)
-    ours, found, _ = group_weights(hidden, mask, correct, raw, **options)
+    given = shear_options(raw, **options)
+    ours, found, _ = shear_weights(hidden, mask, correct, **given)
     assert_close(ours, weights(hidden, mask, correct, eps=0.7 / nbar, **SPANS, **options))
     assert found == pytest.approx(nbar) and abs(nbar - 1) > 0.5
     assert raw.eps_over(nbar) == pytest.approx(0.7 / nbar)
     larger = replace(raw, eps=2.1)  # eps in the unit of the distances
-    scaled = group_weights(3 * hidden, mask, correct, larger, **options).omega
+    given = shear_options(larger, **options)
+    scaled = shear_weights(3 * hidden, mask, correct, **given).omega
     assert_close(scaled, ours, atol=1e-6, rtol=1e-4)
 
 

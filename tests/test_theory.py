@@ -109,7 +109,8 @@ def distances(side, window, own, *opposing):
     correct = torch.tensor([side == "right"] + [side != "right"] * len(opposing))
     options = dict(window=window, stride=window, eps=EPS)
     closest = functools.partial(closest_spans, max_iters=3000, tol=1e-4)
-    return nbar * shear_weights(hidden, mask, correct, closest=closest, **options)[0].numpy()
+    omega = shear_weights(hidden, mask, correct, closest=closest, **options).omega
+    return nbar * omega[0].numpy()
 
 
 def expected(side, own, *opposing):
@@ -157,7 +158,7 @@ def test_lemma_1_weights_of_equal_spans_are_the_floor_of_the_value_in_units_of_n
         return np.allclose(omega, factor * 0.05 * math.log(16), atol=1e-4)
 
     sharp(claim, dict(factor=1.2), factor=0.8, reading="cost", eps_unit="raw")
-    plain = shear_weights(hidden, mask, torch.tensor([1, 0]), window=16, stride=16)
+    plain = shear_weights(hidden, mask, torch.tensor([1, 0]), window=16, stride=16).omega
     assert np.allclose(plain, 0.05 * math.log(16), atol=1e-4)
 
 
@@ -473,8 +474,9 @@ def test_h3_and_remark_1_weights_are_small_on_track_and_large_after_errors_with_
         right = side == "right"
         value = np.where(off, right, 0.5)
         advantages = torch.tensor([1.0, -1.0]) if right else torch.tensor([-1.0, 1.0])
-        given = advantages, hidden, mask, advantages > 0
-        omega = shear_advantages(*given, window=window, stride=1)[0].numpy() / advantages[0].item()
+        weighed = shear_weights(hidden, mask, advantages > 0, window=window, stride=1)
+        credit = shear_advantages(advantages, weighed.omega)
+        omega = credit[0].numpy() / advantages[0].item()
         tracked = value if of == "V" else 1 - value
         kept = off | ~(near if blurred else off)
         high = tracked[kept] == tracked.max()
@@ -502,7 +504,8 @@ def test_theorems_carry_over_to_the_weights_of_algorithm_1():
     hidden, mask, nbar = as_group(rollouts)
     closest = functools.partial(closest_spans, max_iters=3000)
     options = dict(window=window, stride=4, eps=EPS, closest=closest)
-    omega = shear_weights(hidden, mask, torch.tensor(correct), **options).numpy()[mask > 0]
+    weighed = shear_weights(hidden, mask, torch.tensor(correct), **options)
+    omega = weighed.omega.numpy()[mask > 0]
     of_token, at = mask.nonzero().T.numpy()[:, :, None]  # (N, 1) rollouts and places of tokens
     row, start, end = np.array(spans).T  # (K,)
     covers = (of_token == row) & (start <= at) & (at < end)  # (N, K)

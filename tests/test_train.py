@@ -42,7 +42,7 @@ import harness.run
 import rewards
 import train
 from credit import batch as batches
-from credit import shear_settings
+from credit import methods
 from credit.methods import FUNCTIONS
 from credit.table import METHODS, Method, Option
 from grading.sandbox import SandboxError
@@ -210,7 +210,7 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch
     def weigh_alike(hidden, mask, correct, **options):
         return Weighed(mask.float(), 1.0, None)
 
-    monkeypatch.setattr(shear_settings, "weigh_group", weigh_alike)
+    monkeypatch.setattr(methods, "shear_weights", weigh_alike)
     found = []
     for name in ("grpo", "shear"):
         flags = f"--prompts-per-step 4 --steps 2 --name {name} --method {name}"
@@ -431,7 +431,7 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
     batch.hidden = hidden[rest].flatten(0, 1)
     assert batch.advantages[2] == 0 and not batch.rollouts.mask[2].any() and mask[2].all()
     ours = credit_by(configured(["--window", "3", "--stride", "3"]), batch)
-    alone = shear_weights(hidden[rest], mask[rest], batch.correct[rest], window=3, stride=3)
+    alone = shear_weights(hidden[rest], mask[rest], batch.correct[rest], window=3, stride=3).omega
     assert_close(ours[rest], batch.advantages[rest, None] * alone)
     assert ours[2].abs().max() == 0
 

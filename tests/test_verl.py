@@ -150,7 +150,7 @@ def expected(module, data: TensorDict) -> list[torch.Tensor]:
     for start in range(0, len(masks), GROUP):
         group = slice(start, start + GROUP)
         both = (pad_sequence(rows[group], batch_first=True) for rows in (states, masks))
-        weights = shear_weights(*both, right[group], closest=race, **SIZES)
+        weights = shear_weights(*both, right[group], closest=race, **SIZES).omega
         omega += [row[: len(own)] for row, own in zip(weights, masks[group], strict=True)]
     return omega
 
