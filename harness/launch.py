@@ -210,9 +210,10 @@ def launch(count: int, script: str, argv: Sequence[str] | None) -> int:
         run_id=f"{os.getpid()}",
         max_restarts=0,
         signals_to_handle="SIGINT",
-        # seconds from Ctrl-C until ranks are killed: they may be finishing a step
-        shutdown_timeout=24 * 3600,
     )
+    if hasattr(config, "shutdown_timeout"):  # torch 2.11 lacks it
+        # seconds from Ctrl-C until ranks are killed: they may be finishing a step
+        config.shutdown_timeout = 24 * 3600
     try:
         elastic_launch(config, sys.executable)(
             "-u", script, *(sys.argv[1:] if argv is None else argv)
