@@ -41,6 +41,12 @@ class RunSettings(TypedDict):
     seed: NotRequired[int]
     task: NotRequired[str]
     model: NotRequired[str | None]
+    method: NotRequired[str]
+    method_option: NotRequired[list[str]]
+    rescale: NotRequired[str]
+    window: NotRequired[int]
+    eps: NotRequired[FiniteFloat]
+    eps_unit: NotRequired[str]
 
 
 class Checkpoint(TypedDict):
