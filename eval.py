@@ -31,9 +31,9 @@ if __name__ == "__main__":
 
 import torch
 import transformers
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from harness import evaluation, files, parallel, tables
+from harness import evaluation, files, memory, parallel, tables
 from harness.evaluation import Sampler, paired_difference, samples_of, summarise
 from harness.launch import launch, processes, resolve_machine, run_command
 from harness.models import load_model, load_tokenizer, round_weights
@@ -53,6 +53,7 @@ from tasks.problems import choose_template
 from tasks.rows import BadInput, printable
 
 KINDS = "protocol", "data", "models"  # the parts of settings.json that must not change
+MERGED = *KINDS, "generate_batch"  # the parts to which further models and benchmarks are added
 
 
 @run_command(memory="lower --generate-batch or --max-tokens")
@@ -150,6 +151,7 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
             loaded.benchmark.name: evaluation.describe_set(loaded, protocol) for loaded in sets
         },
         "models": {},
+        "generate_batch": {},
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
     with files.locked_folder(folder, ranks, "settings.json"):
@@ -170,12 +172,12 @@ def evaluate_model(
 ) -> None:
     """Evaluate one model on every benchmark, but skip the blocks that the folder already has.
 
-    Adds the model, with its origin, its template and the checksum of its weights, to `settings`.
+    Adds the model, with its origin, its template and the checksum of its weights, to `settings`,
+    and how many responses it generates at a time: as asked, as in the folder, or what fits.
     """
     generations = folder / "generations.jsonl"
     model = load_model(path, ranks.device, tokenizer)
     round_weights(model, getattr(torch, config.machine.dtype))
-    sampler = Sampler(model.eval(), tokenizer, path, config.machine.generate_batch)
     checksum = torch.zeros((), dtype=torch.int64, device=ranks.device)
     for number, weight in enumerate(model.parameters()):
         checksum += parallel.checksum(weight, number)
@@ -186,15 +188,50 @@ def evaluate_model(
         "checksum": int(checksum),
     }
     done: set[tuple] = set()
+    batch = config.machine.generate_batch
     with parallel.together(ranks):
         if ranks.main:
+            batch = (
+                batch
+                or saved_batch(folder, path)
+                or default_batch(model, tokenizer, path, config, sets)
+            )
+            settings["generate_batch"][path] = batch
             add_settings(folder, settings)
             done = evaluation.finished_blocks(generations, sets, config.protocol)
     done = parallel.from_main(done, ranks)
+    batch = parallel.from_main(batch, ranks)
+    sampler = Sampler(model.eval(), tokenizer, path, batch)
     for loaded in sets:
         evaluation.evaluate_benchmark(
             sampler, loaded, config.protocol, ranks, generations, config.seeds, done
         )
+
+
+def saved_batch(folder: Path, path: str) -> int | None:
+    """How many responses the model at `path` generated at a time, if the folder has some of it."""
+    settings = folder / "settings.json"
+    if not settings.exists():
+        return None
+    return files.read_settings(settings).get("generate_batch", {}).get(path)
+
+
+def default_batch(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    path: str,
+    config: EvalConfig,
+    sets: list[Loaded],
+) -> int:
+    """How many responses a model generates at a time by default, with the longest prompt."""
+    prompts = []
+    for loaded in sets:
+        task = evaluation.as_task(loaded, config.protocol, tokenizer, path)
+        prompts.append(memory.longest_prompt(task, loaded.problems, tokenizer))
+    room = memory.room_gb(model.device) - memory.gb_of(model)
+    return memory.choose_batch(
+        model.config, config.machine, room, max(prompts), config.protocol.max_tokens
+    )
 
 
 def replay(file: str, config: EvalConfig) -> Path:
@@ -229,7 +266,7 @@ def add_settings(folder: Path, settings: dict) -> None:
                     f"{kind}: {name} is {value}; {folder} has generations of {had}; choose another "
                     "--out"
                 )
-    merged = {kind: saved[kind] | settings[kind] for kind in KINDS}
+    merged = {kind: saved.get(kind, {}) | settings.get(kind, {}) for kind in MERGED}
     files.write_json(path, settings | merged)
 
 

@@ -18,7 +18,6 @@ from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
-from peft.tuners.lora import LoraLayer
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -59,7 +58,7 @@ def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
         if ".lora_" not in name:
             weights[name.replace(".base_layer", "")] = weight
     for path, layer in model.named_modules():
-        if isinstance(layer, LoraLayer):
+        if hasattr(layer, "get_delta_weight"):  # B A
             parameter = getattr(layer, "parameter_name", "weight")  # that of experts has a name
             name = f"{path}.{parameter}".replace(".base_layer", "")
             weight = weights[name]

@@ -147,7 +147,7 @@ class Machine:
     threads: Ranks = 0
     """CPU threads per process; 0: torch's default."""
     generate_batch: Natural = 0
-    """Responses generated at a time; 0: as many as fit in memory, 512 on a CPU."""
+    """Responses generated at a time; 0: what a GPU of this size holds, 512 on a CPU."""
 
 
 @dataclass(frozen=True)

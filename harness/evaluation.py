@@ -13,7 +13,8 @@ model's context, the problem is still asked, with a lower limit; each row has it
 
 **Order.** Problems are sampled in blocks. Random numbers depend only on (seed, benchmark, block)
 and --generate-batch, not on earlier blocks or the number of processes. So finished blocks can be
-kept when an evaluation continues.
+kept when an evaluation continues. The default of --generate-batch is decided once per model, and
+kept in settings.json.
 
 **Numbers.** A row has "problem", "seed", "score" (1, 0, or None where it could not be graded) and
 "reason".
@@ -77,7 +78,7 @@ class Sampler(NamedTuple):
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str  # where the model is
-    generate_batch: int  # rollouts generated together; 0: on a GPU as many as fit
+    generate_batch: int  # rollouts generated together
 
 
 def protocol_of(config: TrainConfig) -> Protocol:

@@ -80,6 +80,7 @@ class EvalSettings(TypedDict):
     protocol: dict
     data: dict[str, SetSettings]
     models: dict[str, ModelSettings]
+    generate_batch: NotRequired[dict[str, Annotated[int, Field(ge=1)]]]  # by model
 
 
 class Generation(TypedDict):

@@ -43,5 +43,5 @@ def backbone_of(name: str) -> str | None:
 
 
 def plain(name: str) -> str:
-    """A model's name as letters and digits in lower case, without "meta" before and "base" after."""
+    """A model's name in lower case, without punctuation, "meta" before it and "base" after it."""
     return re.sub("[-_.]", "", name.lower()).removeprefix("meta").removesuffix("base")

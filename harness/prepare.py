@@ -80,12 +80,15 @@ def load_parts(config: TrainConfig, ranks: Ranks) -> Parts:
         notes = describe(config, ranks, task, model, sets) + task_notes
         if config.smoke:
             task = SmokeTask(**vars(task))
-        if ranks.device.type == "cuda" or not makes_model(config):
-            notes += memory.plan(model.config, config, ranks)
         prm = None
         if config.credit.prm:
             dtype = getattr(torch, config.machine.dtype)
             prm = models.load_reward_model(config.credit.prm, ranks.device, dtype)
+        if not config.machine.generate_batch:
+            batch = default_batch(config, ranks, task, model, tokenizer, prm)
+            config = with_values(config, {"generate_batch": batch})
+        if ranks.device.type == "cuda" or not makes_model(config):
+            notes += memory.plan(model.config, config, ranks)
         if config.model:
             if ranks.main:
                 print(f"loading {config.model}", flush=True)
@@ -123,6 +126,23 @@ def describe(
     if config.smoke:
         notes.append("smoke test: verdicts alternate, whatever a response says")
     return notes
+
+
+def default_batch(
+    config: TrainConfig,
+    ranks: Ranks,
+    task: Task,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prm: RewardModel | None,
+) -> int:
+    """The default of --generate-batch, which config.json keeps: the samples depend on it."""
+    resident = memory.predict(model.config, config, ranks.world)["resident"]
+    room = memory.room_gb(ranks.device) - resident - (memory.gb_of(prm[0]) if prm else 0)
+    prompt = memory.longest_prompt(task, task.train + task.heldout, tokenizer)
+    return memory.choose_batch(
+        model.config, config.machine, room, prompt, config.sampling.max_tokens
+    )
 
 
 def check_ranks(config: TrainConfig, ranks: Ranks) -> None:

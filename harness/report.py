@@ -96,8 +96,8 @@ def print_plan(config: TrainConfig, folder: Path, notes: Sequence[str]) -> None:
     lines = [
         *notes,
         f"{config.optimisation.steps} steps x {sampling.prompts_per_step} prompts x "
-        f"{sampling.rollouts_per_prompt} rollouts of up to {sampling.max_tokens} tokens; "
-        f"{updates} update(s) per step",
+        f"{sampling.rollouts_per_prompt} rollouts of up to {sampling.max_tokens} tokens, "
+        f"{config.machine.generate_batch} generated at a time; {updates} update(s) per step",
     ]
     if config.credit.has_floor:
         floor = shear.eps * math.log(shear.window)

@@ -166,7 +166,8 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     The settings are left to config.json.
     """
     monkeypatch.chdir(tmp_path)
-    config, folder = configured([]), Path("runs/embedded-shear-1")
+    config = configured(["--generate-batch", "512"])
+    folder = Path("runs/embedded-shear-1")
     folder.mkdir(parents=True)
     report.print_plan(config, folder, ["a note of many words " * 6, "a key \x1b[31m\u202e"])
     example = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
