@@ -97,7 +97,7 @@ class Verdict(NamedTuple):
 class NoVerdict(Verdict):
     """The verdict of a grading that failed, and the cause."""
 
-    cause: str = "the reward gave no verdict"
+    cause: str
 
 
 def verdict(reason: str) -> Verdict:

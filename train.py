@@ -152,7 +152,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     """One sampling phase and its updates; returns the step's metrics and samples.jsonl's rows.
 
     Only the main rank, which logs them, has the samples and the metrics of the whole batch. Raises
-    RunFailed if no rollout has a verdict.
+    RunFailed if no complete response has a verdict.
     """
     config = run.config
     sampling = config.sampling
@@ -171,7 +171,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     batch = with_credit(run, batch, step, clock)  # with token advantages (b, T)
     batch = Batch.cat(parallel.gather(batch, run.ranks))  # of all ranks
     clock.lap("wait")
-    check_verdicts(run, step, batch.rewards, verdicts)
+    check_verdicts(run, step, batch, verdicts)
     updates = update(run, batch, step)
     checksum = parallel.refresh(run.trained, run.actor, run.ranks)  # new weights to the sampler
     clock.lap("train")

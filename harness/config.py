@@ -390,6 +390,8 @@ def check(config: TrainConfig) -> None:
             raise refusal("max_tokens", "only --task embedded has a fixed length; raise it")
     if "problems" in has and config.problems.data:
         raise refusal("data", "the task makes its own; give --task math and --model")
+    if "model" in has and config.grading.reward:
+        raise refusal("reward", "the task has a grader of its own; give --task math and --model")
     if bool(config.evaluation.eval_every) != bool(config.evaluation.bench):
         raise refusal("eval_every", "must be above 0 with --bench, and 0 without; give both")
     if config.track and not find_spec(config.track):

@@ -108,7 +108,7 @@ class Step(TypedDict):
     """The row of a step in metrics.jsonl; null is NaN."""
 
     step: int
-    reward: Share | None
+    reward: FiniteFloat | None
     equal_groups: Share | None
     grad_norm: FiniteFloat | None
     weight_mean: NotRequired[FiniteFloat | None]
@@ -146,7 +146,7 @@ class Rollout(TypedDict):
     tokens: list[str]
     weights: dict[str, list[FiniteFloat | None]]
     step: NotRequired[int]
-    score: NotRequired[Share | None]
+    score: NotRequired[FiniteFloat | None]
     advantage: NotRequired[FiniteFloat | None]
     first_error: NotRequired[tuple[int, str, int] | None]
     spans: NotRequired[list[tuple[int, int, FiniteFloat, int, int, int]]]

@@ -33,7 +33,7 @@ from tasks.rows import BadInput
 from tasks.settings import TASKS
 
 # (settings, grading, seed, tokenizer, the model's name) -> the task, and notes.
-MAKE_TASK: dict[str, Callable[..., tuple[Task, list[str]]]] = {
+_MAKE_TASK: dict[str, Callable[..., tuple[Task, list[str]]]] = {
     "embedded": toy.task,
     "words": words.task,
     "math": partial(problems.task, "math"),
@@ -176,7 +176,7 @@ def make_task(
     max_tokens = size.config.sampling.max_tokens
     room = context - responses * max_tokens  # tokens left for the prompt
     name = files.origin_of(config.model or "made here")
-    make = MAKE_TASK[config.task]
+    make = _MAKE_TASK[config.task]
     task, notes = make(config.problems, config.grading, config.seed, tokenizer, name)
     if task.heldout:  # the embedded task, whose prompts all have one length
         problem = task.informed(task.heldout[0]) if "hint" in needs else task.heldout[0]

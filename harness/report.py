@@ -326,7 +326,9 @@ def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, pa
         means, errors, _ = zip(before[name], after[name], strict=True)
         label = f"right, held out, {name}"
         rewards.errorbar([0, len(steps)], means, errors, fmt=marker, color=colour, label=label)
-    rewards.set(ylabel="share", ylim=(0, 1), title=f"{config.task} task")
+    # those of --reward may lie elsewhere
+    limits = min(0, rows["reward"].min()), max(1, rows["reward"].max())
+    rewards.set(ylabel="share", ylim=limits, title=f"{config.task} task")
     curves = {
         "weight_mean": ("all tokens", INK),
         "weight_before": ("wrong, before the first error", RIGHT),

@@ -25,11 +25,10 @@ import numpy as np
 import pandas as pd
 import torch
 import transformers
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from credit import lora
-from credit.batch import Context
+from credit.batch import Batch, Context
 from credit.reward_model import RewardModel
 from fast.rollout import fast_rollout
 from grpo import Policy, Rollouts
@@ -281,15 +280,17 @@ def check_policy(run: Run, step: int) -> None:
         )
 
 
-def check_verdicts(run: Run, step: int, rewards: Tensor, verdicts: list[Verdict]) -> None:
-    """Raise RunFailed, on all ranks, if no rollout of a step has a verdict.
+def check_verdicts(run: Run, step: int, batch: Batch, verdicts: list[Verdict]) -> None:
+    """Raise RunFailed, on all ranks, if no complete response of a step has a verdict.
 
-    `rewards` (B,) are those of all ranks, `verdicts` this rank's. The message has the first cause.
+    `batch` holds the rollouts of all ranks, `verdicts` are this rank's. The message has the first
+    cause.
     """
-    if rewards.isnan().all():
-        causes = [getattr(verdict, "cause", NoVerdict.cause) for verdict in verdicts]
-        first = parallel.gather_items(causes, run.ranks)[0]
-        raise RunFailed(f"step {step + 1}: no response could be graded: {first}")
+    rewards = batch.rewards[~batch.rollouts.truncated]  # (n,); those that are cut off are wrong
+    if len(rewards) and rewards.isnan().all():
+        own = [verdict.cause for verdict in verdicts if isinstance(verdict, NoVerdict)]
+        causes = [*parallel.gather_items(own, run.ranks), "the reward gave no verdict"]
+        raise RunFailed(f"step {step + 1}: no response could be graded: {causes[0]}")
 
 
 # ---- from problems to graded rollouts ------------------------------------------------------------

@@ -56,6 +56,7 @@ from grading import sandbox
 from grpo import Rollouts, decode
 from rewards import Verdict, grade_all, grade_code, grade_math, last_box, style_of
 from tasks.lessons import FirstError
+from tasks.reward import load_reward
 from tasks.rows import (
     SURROGATE,
     BadInput,
@@ -211,10 +212,13 @@ def empty_task(
 ) -> tuple[Task, str]:
     """A "math" or "code" task without problems, as the flags say, and a note on its template.
 
-    Raises BadInput.
+    Its grader is that of --reward, where it is given. Raises BadInput.
     """
     template = choose_template(settings.template, model_name, tokenizer)
-    grade = grader(kind, grading.grade_timeout, grading.sandbox)
+    if grading.reward:
+        grade = load_reward(grading.reward)
+    else:
+        grade = grader(kind, grading.grade_timeout, grading.sandbox)
     return text_task(kind, template, tokenizer, grade), f"template {template}"
 
 
