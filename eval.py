@@ -31,9 +31,9 @@ if __name__ == "__main__":
 
 import torch
 import transformers
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from harness import evaluation, files, memory, parallel, tables
+from harness import evaluation, files, parallel, tables
 from harness.evaluation import Sampler, paired_difference, samples_of, summarise
 from harness.launch import launch, processes, resolve_machine, run_command
 from harness.models import load_model, load_tokenizer, round_weights
@@ -53,7 +53,6 @@ from tasks.problems import choose_template
 from tasks.rows import BadInput, printable
 
 KINDS = "protocol", "data", "models"  # the parts of settings.json that must not change
-MERGED = *KINDS, "generate_batch"  # the parts to which further models and benchmarks are added
 
 
 @run_command(memory="lower --generate-batch or --max-tokens")
@@ -155,6 +154,10 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
     with files.locked_folder(folder, ranks, "settings.json"):
+        with parallel.together(ranks):
+            if (folder / "settings.json").exists():
+                saved = files.read_settings(folder / "settings.json")
+                settings["generate_batch"] = saved.get("generate_batch", {})
         for path in models:
             evaluate_model(path, tokenizers[path], config, sets, settings, folder, ranks)
         if ranks.main:
@@ -173,7 +176,7 @@ def evaluate_model(
     """Evaluate one model on every benchmark, but skip the blocks that the folder already has.
 
     Adds the model, with its origin, its template and the checksum of its weights, to `settings`,
-    and how many responses it generates at a time: as asked, as in the folder, or what fits.
+    and how many responses it generates at a time unless they say so already.
     """
     generations = folder / "generations.jsonl"
     model = load_model(path, ranks.device, tokenizer)
@@ -187,51 +190,22 @@ def evaluate_model(
         "template": choose_template(config.protocol.template, origin, tokenizer),
         "checksum": int(checksum),
     }
+    batch = config.machine.generate_batch or settings["generate_batch"].get(path)
+    sampler = Sampler(model.eval(), tokenizer, path, batch or 0)
+    if not batch:
+        batch = evaluation.choose_batch_of_model(sampler, sets, config.protocol, config.machine)
+        sampler = sampler._replace(generate_batch=batch)
+    settings["generate_batch"][path] = batch
     done: set[tuple] = set()
-    batch = config.machine.generate_batch
     with parallel.together(ranks):
         if ranks.main:
-            batch = (
-                batch
-                or saved_batch(folder, path)
-                or default_batch(model, tokenizer, path, config, sets)
-            )
-            settings["generate_batch"][path] = batch
             add_settings(folder, settings)
             done = evaluation.finished_blocks(generations, sets, config.protocol)
     done = parallel.from_main(done, ranks)
-    batch = parallel.from_main(batch, ranks)
-    sampler = Sampler(model.eval(), tokenizer, path, batch)
     for loaded in sets:
         evaluation.evaluate_benchmark(
             sampler, loaded, config.protocol, ranks, generations, config.seeds, done
         )
-
-
-def saved_batch(folder: Path, path: str) -> int | None:
-    """How many responses the model at `path` generated at a time, if the folder has some of it."""
-    settings = folder / "settings.json"
-    if not settings.exists():
-        return None
-    return files.read_settings(settings).get("generate_batch", {}).get(path)
-
-
-def default_batch(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    path: str,
-    config: EvalConfig,
-    sets: list[Loaded],
-) -> int:
-    """How many responses a model generates at a time by default, with the longest prompt."""
-    prompts = []
-    for loaded in sets:
-        task = evaluation.as_task(loaded, config.protocol, tokenizer, path)
-        prompts.append(memory.longest_prompt(task, loaded.problems, tokenizer))
-    room = memory.room_gb(model.device) - memory.gb_of(model)
-    return memory.choose_batch(
-        model.config, config.machine, room, max(prompts), config.protocol.max_tokens
-    )
 
 
 def replay(file: str, config: EvalConfig) -> Path:
@@ -266,7 +240,7 @@ def add_settings(folder: Path, settings: dict) -> None:
                     f"{kind}: {name} is {value}; {folder} has generations of {had}; choose another "
                     "--out"
                 )
-    merged = {kind: saved.get(kind, {}) | settings.get(kind, {}) for kind in MERGED}
+    merged = {kind: saved[kind] | settings[kind] for kind in KINDS}
     files.write_json(path, settings | merged)
 
 

@@ -48,8 +48,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import TypedDict
 
 from fast.rollout import fast_rollout
-from harness import files, parallel
-from harness.config import Protocol, TrainConfig
+from harness import files, memory, parallel
+from harness.config import Machine, Protocol, TrainConfig
 from harness.parallel import Ranks
 from rewards import Verdict, grade_all, style_of
 from tasks import toy
@@ -197,6 +197,19 @@ def as_task(
             f"--bench embedded: {name} is not a model of the embedded task; give other benchmarks"
         )
     return Task(kind, [], [], lambda problem: problem["problem"], grade)
+
+
+def choose_batch_of_model(
+    sampler: Sampler, sets: Sequence[Loaded], protocol: Protocol, machine: Machine
+) -> int:
+    """How many responses a model generates at a time by default, also with the longest prompt."""
+    model, tokenizer, name, _ = sampler
+    prompts = []
+    for loaded in sets:
+        task = as_task(loaded, protocol, tokenizer, name)
+        prompts.append(memory.longest_prompt(task, loaded.problems, tokenizer))
+    room = memory.room_gb(model.device) - memory.gb_of(model)
+    return memory.choose_batch(model.config, machine, room, max(prompts), protocol.max_tokens)
 
 
 def context_of(model: PreTrainedModel) -> float:

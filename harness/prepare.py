@@ -85,7 +85,7 @@ def load_parts(config: TrainConfig, ranks: Ranks) -> Parts:
             dtype = getattr(torch, config.machine.dtype)
             prm = models.load_reward_model(config.credit.prm, ranks.device, dtype)
         if not config.machine.generate_batch:
-            batch = default_batch(config, ranks, task, model, tokenizer, prm)
+            batch = choose_batch_of_run(config, ranks, task, model, tokenizer, prm)
             config = with_values(config, {"generate_batch": batch})
         if ranks.device.type == "cuda" or not makes_model(config):
             notes += memory.plan(model.config, config, ranks)
@@ -128,7 +128,7 @@ def describe(
     return notes
 
 
-def default_batch(
+def choose_batch_of_run(
     config: TrainConfig,
     ranks: Ranks,
     task: Task,

@@ -33,16 +33,16 @@ def load_reward(text: str) -> Callable[[str, object], Verdict]:
     place, _, name = text.rpartition(":")
     remedy = "give FILE.py:FUNCTION or MODULE:FUNCTION, a function of response and answer"
     with bad_input_on_error(f"--reward {text}", remedy):
-        module = (
-            module_of_file(Path(place)) if place[-3:] == ".py" else importlib.import_module(place)
-        )
-        function = getattr(module, name)
+        function = getattr(module_at(place), name)
         inspect.signature(function).bind("response", "answer")  # raises for other parameters
     return partial(grade_by, function)
 
 
-def module_of_file(path: Path) -> ModuleType:
-    """The module in a file, which may import others of its folder."""
+def module_at(place: str) -> ModuleType:
+    """The module in a file, which may import others of its folder, or the module of that name."""
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = Path(place)
     # a name of its own: the file may be called as one of ours, such as rewards.py
     spec = importlib.util.spec_from_file_location("own_reward", path.resolve(strict=True))
     assert spec and spec.loader  # it is a .py file

@@ -102,11 +102,11 @@ def test_how_many_responses_are_generated_together_is_decided_once(models, tmp_p
     The sampled tokens depend on it, and the default depends on the machine.
     """
     asked = words_of("--model", models[0], SMALL, "--out", tmp_path / "out", "--seeds")
-    monkeypatch.setattr(command.memory, "choose_batch", lambda *sizes: 7)
+    monkeypatch.setattr(evaluation.memory, "choose_batch", lambda *sizes: 7)
     sampler = Mock(wraps=fast_rollout)
     monkeypatch.setattr(evaluation, "fast_rollout", sampler)
     run_well(command, *asked, "0")
-    monkeypatch.setattr(command.memory, "choose_batch", lambda *sizes: 9)
+    monkeypatch.setattr(evaluation.memory, "choose_batch", lambda *sizes: 9)
     for flags, batch in (("1", 7), ("2 --generate-batch 5", 5), ("3", 5)):
         sampler.reset_mock()
         run_well(command, *asked, flags)
@@ -228,6 +228,24 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
     assert files.origin_of(path) == "Qwen/Qwen2.5-Math-7B"
     assert command.heldout_set(replace(Embedded(), seed=0), [path]).revision == "chain-5-0"
     assert files.origin_of("some/model") == "some/model"
+
+
+@pytest.mark.parametrize(
+    "settings, is_run",
+    [
+        ({"program": "shear train", "seed": 7}, True),
+        ({"toy_lines": 5}, True),  # as before there was a "program"
+        ({"program": "another's", "seed": 7}, False),
+        ({"model_type": "qwen2"}, False),
+    ],
+)
+def test_a_run_is_told_by_a_field_of_its_own(settings, is_run, tmp_path):
+    """Not by the name of a flag, which may change."""
+    (tmp_path / "model").mkdir()
+    files.write_json(tmp_path / "config.json", settings | {"model": "some/model"})
+    assert (files.config_of(tmp_path) is not None) == is_run
+    path = str(tmp_path / "model")
+    assert files.origin_of(path) == ("some/model" if is_run else path)
 
 
 def test_bad_input_is_one_sentence(models, tmp_path, monkeypatch, assert_refused):

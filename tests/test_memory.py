@@ -5,12 +5,15 @@ import re
 import pytest
 import torch
 from made import DOCS
-from transformers import LlamaConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from fast.rollout import row_bytes
 from grpo import HEAD_CHUNK
 from harness import memory, parallel
 from harness.config import PAPER, Machine, TrainConfig, with_values
+from harness.prepare import choose_batch_of_run
+from tasks import toy
+from tasks.problems import Task
 from tasks.rows import BadInput
 
 PAGE = (DOCS / "hardware.md").read_text(encoding="utf-8")
@@ -111,6 +114,26 @@ def test_a_rollout_s_bytes_and_how_many_fit():
     for rows, changes in (1, {"generate_batch": 1}), (9000, many), (512, {"generate_batch": 1024}):
         predicted = memory.predict(TINY, flags(**changes), 1)
         assert predicted["generating"] == pytest.approx(rows * row / 1e9)
+
+
+def test_the_default_batch_depends_on_the_gpu_s_size_and_not_on_what_is_free(monkeypatch):
+    """It fits beside what stays and a reward model, with the longest prompt.
+
+    Otherwise the samples of a run would depend on other processes.
+    """
+    config = flags(max_tokens=90, dtype="float32", rollouts_per_prompt=2)
+    problems = [{"problem": "a?"}, {"problem": "a=1+2;a?\n"}]  # of 9 tokens
+    task = Task("t", problems, [], lambda problem: problem["problem"], None)
+    model = AutoModelForCausalLM.from_config(TINY)
+    ranks = parallel.Ranks(0, 1, torch.device("cuda"))
+    parts = config, ranks, task, model, toy.make_tokenizer()
+    resident = memory.predict(TINY, config, 1)["resident"]
+    prm = torch.nn.Linear(10**4, 10**4, bias=False, device="meta"), None  # .4 GB
+    for free in (10**6, 10**10):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**10))
+        for reward_model, held in (None, 0), (prm, 0.4):
+            expected = memory.choose_batch(TINY, config.machine, 10 - resident - held, 9, 90)
+            assert choose_batch_of_run(*parts, reward_model) == expected > 1000
 
 
 @pytest.fixture
