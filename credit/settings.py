@@ -64,6 +64,12 @@ class Credit:
         """
         return options_of(self.method, self.method_option)
 
+    @property
+    def has_floor(self) -> bool:
+        """Whether the weights are values of Eq. (10), at least eps ln(window) or about it."""
+        options = self.options
+        return (options.get("reading"), options.get("distance")) == ("value", "w1")
+
 
 @dataclass(frozen=True)
 class Shear:

@@ -147,7 +147,7 @@ class Machine:
     threads: Ranks = 0
     """CPU threads per process; 0: torch's default."""
     generate_batch: Natural = 0
-    """Responses generated at a time; 0: as many as fit in memory, 512 on a CPU."""
+    """Responses generated at a time; 0: what a GPU of this size holds, 512 on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -390,6 +390,8 @@ def check(config: TrainConfig) -> None:
             raise refusal("max_tokens", "only --task embedded has a fixed length; raise it")
     if "problems" in has and config.problems.data:
         raise refusal("data", "the task makes its own; give --task math and --model")
+    if "model" in has and config.grading.reward:
+        raise refusal("reward", "the task has a grader of its own; give --task math and --model")
     if bool(config.evaluation.eval_every) != bool(config.evaluation.bench):
         raise refusal("eval_every", "must be above 0 with --bench, and 0 without; give both")
     if config.track and not find_spec(config.track):

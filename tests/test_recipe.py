@@ -27,7 +27,7 @@ from tasks.benchmarks import BENCHMARKS, Loaded
 # What changes no number of a run on one machine, or has no value before a user gives one.
 PLAIN = (
     "task model data out name smoke prm micro_tokens bench bench_data resume ranks shard_over "
-    "recompute threads "
+    "recompute threads reward "
 )
 PLAIN += "generate_batch toy_lines warmup_steps track force method_option toy_width"
 

@@ -3,6 +3,7 @@
 import gzip
 import json
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import datasets
 import huggingface_hub
@@ -19,7 +20,7 @@ from harness.files import append_rows
 from harness.prepare import make_task
 from integrations.trl_rewards import without_bos
 from rewards import grade_math
-from tasks import toy
+from tasks import problems, toy
 from tasks.benchmarks import load_benchmark
 from tasks.problems import (
     HUB,
@@ -154,6 +155,19 @@ def test_a_prompt_that_loses_a_tenth_of_its_characters_is_refused(prompt, decode
     """Spaces, and other forms of a letter, are not lost."""
     with pytest.raises(BadInput, match="loses 1 of the 10") if is_lost else nullcontext():
         check_readable(prompt, decoded)
+
+
+@pytest.mark.parametrize("rows, decoded", [(10, 10), (30, 15), (250, 20)])
+def test_twenty_prompts_find_a_tokenizer_that_loses_characters(
+    rows, decoded, qwen, tmp_path, monkeypatch
+):
+    """At most so many are decoded at start-up, and they are spread over the set."""
+    readable = Mock()
+    monkeypatch.setattr(problems, "check_readable", readable)
+    made_task(qwen, tmp_path, numbered(rows), 4096, "")
+    texts = [call.args[1] for call in readable.call_args_list]
+    assert len(texts) == decoded and len(set(texts)) == decoded
+    assert any(f"What is {number}?" in texts[-1] for number in range(rows * 9 // 10, rows))
 
 
 # ---- templates -----------------------------------------------------------------------------------
