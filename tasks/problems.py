@@ -34,7 +34,8 @@ cannot be used is an error that names it; in published sets, which have "gt_answ
 **Templates** put an instruction on the form of the answer beside the problem (`choose_template`).
 chat is the tokenizer's own template, with the instruction below the problem. qwen-math is the same
 template with the instruction as the system's message, as in Qwen2.5-Math's own evaluation. plain is
-the problem and the instruction as text.
+the problem and the instruction as text. A chat template that loses either is refused; where it
+writes today's date it gets DAY, so that a prompt is the same on any day.
 
 Left out: evaluation sets (`tasks/benchmarks.py`), several answers to a problem, splits by date.
 """
@@ -48,6 +49,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -84,6 +86,11 @@ PUBLISHED = {"gt_answer", "reward_model", "solution"}  # columns of sets from th
 FILTERS = {"math": "of levels 3 to 5, or of none", "code": 'of ability "code", or of none'}
 LOST = 0.1  # share of a prompt's characters that a tokenizer must not lose
 ROUND = 2**20  # steps, which no run takes
+DAY = date(2024, 7, 26)  # which Llama's templates write where they know no other
+CODES = [f"%{flag}{letter}" for flag in ("", "-") for letter in "aAbBdeFjmUuVwWxyYHIMSp"]
+REPLACED = "".join(f"|replace('{code}', '{DAY.strftime(code)}')" for code in CODES)
+# goes before a chat template, where it hides transformers' function of this name
+FIXED_DAY = f"{{% macro strftime_now(format) %}}{{{{ format{REPLACED} }}}}{{% endmacro +%}}"
 # TeX's \boxed 2: up to the next space or the end of the formula, without a full stop
 UNBRACED = re.compile(r"\\boxed(?![a-zA-Z])\s*+([^\s{$][^\s$]*?)[.,;]*(?=\s|\$|\\[)\]]|\Z)")
 LEVELS = re.compile(r"(None)?|\D*[345](\.0)?")  # none, 4, "4", "Level 4"; not "Level ?"
@@ -333,7 +340,15 @@ def render(
         system = {"role": "system", "content": instruction}
         messages = [system, {"role": "user", "content": problem}]
     with bad_input_on_error(f"--template {template}", "give plain"):
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            messages,
+            chat_template=FIXED_DAY + tokenizer.get_chat_template(),
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        for part in (problem, instruction):
+            if "".join(part.split()) not in "".join(str(text).split()):
+                raise ValueError(f"the tokenizer's chat template leaves out {part[:40]!r}")
     return str(text)
 
 

@@ -184,6 +184,45 @@ def test_plain_prompts_start_as_the_tokenizer_starts_a_text():
     assert without_bos(tokenizer, [f"{symbol}1\n", "2\n"]) == ["1\n", "2\n"]
 
 
+EACH = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "text, chat, qwen_math",
+    [
+        (EACH.replace("m.content", "m.content|trim"), True, True),
+        (EACH.replace("messages", "messages if m.role != 'system'"), True, False),
+        (EACH.replace("messages", "messages if m.role == 'human'"), False, False),
+        (EACH.replace("m.content", "m.content[:5]"), False, False),
+        (EACH.replace("m.content", "m.content[0].text"), False, False),
+    ],
+)
+def test_a_template_that_loses_the_problem_or_the_instruction_is_refused(
+    text, chat, qwen_math, qwen
+):
+    """White space at the ends of either is not lost."""
+    qwen.chat_template = text + "\nAnswer:"
+    for template, is_kept in (("chat", chat), ("qwen-math", qwen_math)):
+        message = f"--template {template}: .*leaves out '.*(What is|Please reason).*; give plain"
+        with nullcontext() if is_kept else pytest.raises(BadInput, match=message):
+            assert "What is\n1+1?" in render(template, " What is\n1+1?\n", MATH, qwen)
+
+
+@pytest.mark.parametrize(
+    "text, written",
+    [
+        ("Today: {{ strftime_now('%d %b %Y') }}\n", "Today: 26 Jul 2024\n"),
+        ("{% if strftime_now is defined %}{{ strftime_now('%A, %-d %B') }}{% endif %}", "Friday, 26 July"),
+        ("{% set form = '%Y-%m-%d' %}{{ strftime_now(form) }} ", "2024-07-26 "),
+        ("\n  {{ 'No date: ' }}", "\n  No date: "),
+    ],
+)  # fmt: skip
+def test_a_prompt_is_the_same_on_any_day(text, written, qwen):
+    """A template that writes today's date gets one day."""
+    qwen.chat_template = text + "{{ messages[0].content }}"
+    assert render("chat", "1+1?", MATH, qwen) == f"{written}1+1?\n{MATH}"
+
+
 @pytest.mark.parametrize(
     "name, has_chat, template",
     [
