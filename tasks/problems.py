@@ -52,6 +52,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 from decimal import Decimal
 from functools import partial
+from numbers import Number
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -87,10 +88,10 @@ FILTERS = {"math": "of levels 3 to 5, or of none", "code": 'of ability "code", o
 LOST = 0.1  # share of a prompt's characters that a tokenizer must not lose
 ROUND = 2**20  # steps, which no run takes
 DAY = date(2024, 7, 26)  # which Llama's templates write where they know no other
-CODES = [f"%{flag}{letter}" for flag in ("", "-") for letter in "aAbBdeFjmUuVwWxyYHIMSp"]
-REPLACED = "".join(f"|replace('{code}', '{DAY.strftime(code)}')" for code in CODES)
+WRITTEN = "".join(f"|replace('%{code}', '{DAY:%{code}}')" for code in "aAbBdeFjmuUVwWxyYHIMSp")
 # goes before a chat template, where it hides transformers' function of this name
-FIXED_DAY = f"{{% macro strftime_now(format) %}}{{{{ format{REPLACED} }}}}{{% endmacro +%}}"
+FIXED_DAY = "{% macro strftime_now(format) %}{{ format|replace('%-', '%')" + WRITTEN
+FIXED_DAY += " }}{% endmacro +%}"
 # TeX's \boxed 2: up to the next space or the end of the formula, without a full stop
 UNBRACED = re.compile(r"\\boxed(?![a-zA-Z])\s*+([^\s{$][^\s$]*?)[.,;]*(?=\s|\$|\\[)\]]|\Z)")
 LEVELS = re.compile(r"(None)?|\D*[345](\.0)?")  # none, 4, "4", "Level 4"; not "Level ?"
@@ -463,7 +464,7 @@ def read_answer(value: object) -> object:
 
     Other values come back as they are.
     """
-    if type(value) in (int, float, Decimal):
+    if isinstance(value, Number) and not isinstance(value, bool):
         number = Decimal(str(value))
         # not 5e-05, which a grader reads as LaTeX; whole numbers may be 27.0
         return f"{number:f}".removesuffix(".0") if number.is_finite() else value

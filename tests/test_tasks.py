@@ -212,7 +212,7 @@ def test_a_template_that_loses_the_problem_or_the_instruction_is_refused(
     "text, written",
     [
         ("Today: {{ strftime_now('%d %b %Y') }}\n", "Today: 26 Jul 2024\n"),
-        ("{% if strftime_now is defined %}{{ strftime_now('%A, %-d %B') }}{% endif %}", "Friday, 26 July"),
+        ("{% if strftime_now is defined %}{{ strftime_now('%A, %-d %B %y') }}{% endif %}", "Friday, 26 July 24"),
         ("{% set form = '%Y-%m-%d' %}{{ strftime_now(form) }} ", "2024-07-26 "),
         ("\n  {{ 'No date: ' }}", "\n  No date: "),
     ],
