@@ -36,7 +36,7 @@ from transformers import PreTrainedTokenizerBase
 from harness import evaluation, files, parallel, tables
 from harness.evaluation import Sampler, paired_difference, samples_of, summarise
 from harness.launch import launch, processes, resolve_machine, run_command
-from harness.models import load_model, load_tokenizer, round_weights
+from harness.models import check_embedded, load_model, load_tokenizer, round_weights
 from harness.paper_tables import backbone_of
 from harness.parallel import Ranks
 from harness.prepare import check_problems
@@ -180,6 +180,10 @@ def evaluate_model(
     """
     generations = folder / "generations.jsonl"
     model = load_model(path, ranks.device, tokenizer)
+    for loaded in sets:
+        task = evaluation.as_task(loaded, config.protocol, tokenizer, path)
+        prompts = map(task.prompt, loaded.problems)
+        check_embedded("--model", path, model, tokenizer, prompts)
     round_weights(model, getattr(torch, config.machine.dtype))
     checksum = torch.zeros((), dtype=torch.int64, device=ranks.device)
     for number, weight in enumerate(model.parameters()):

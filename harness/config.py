@@ -13,6 +13,7 @@ changed. This file imports no torch, so that `--help` answers at once.
 """
 
 import dataclasses
+import itertools
 import os
 import signal
 import sys
@@ -66,7 +67,7 @@ MAY_CHANGE = frozenset(
     "generate_batch eval_every bench bench_data track force".split()
 )
 FLAT = (tyro.conf.OmitArgPrefixes,)  # flags are named by their fields alone
-UNSPELT = "given", "digest", "method_option"  # settings that `takes` cannot check by a flag
+UNSPELT = "given", "digest"  # settings that `takes` cannot check by a flag
 
 
 # ---- parts of a configuration, one for each group of flags ---------------------------------------
@@ -273,16 +274,50 @@ def given_flags(argv: Sequence[str] | None) -> tuple[str, ...]:
 def read_flags(kind: type, argv: Sequence[str] | None, **options: Any) -> Any:
     """The flags of a command as `tyro.cli` returns them with these options.
 
-    tyro prints --help and mistakes, on rank 0 alone, and ends the process.
+    A flag that takes several values appends where it is given again. tyro prints --help and
+    mistakes, on rank 0 alone, and ends the process.
     """
     with safe_streams():
         return tyro.cli(
             kind,
-            args=argv,
+            args=merge_lists(sys.argv[1:] if argv is None else argv, list_flags(kind)),
             config=FLAT,
             console_outputs=not rank_of_torchrun(),
             **options,
         )
+
+
+def list_flags(kind: type) -> set[str]:
+    """The flags of a configuration that take several values."""
+    names = set()
+    for setting in dataclasses.fields(kind):
+        if isinstance(setting.type, type) and dataclasses.is_dataclass(setting.type):
+            names |= list_flags(setting.type)
+        elif isinstance(setting.default, tuple):
+            names.add(flag(setting.name))
+    return names
+
+
+def merge_lists(words: Sequence[str], names: set[str]) -> list[str]:
+    """A command line where each flag among `names` stands once, with all its values."""
+    part: list[str] = []  # a flag and its values
+    parts = [part]
+    first: dict[str, list[str]] = {}  # the part of each of the flags
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if name in first:
+            part = first[name]
+            word = value
+            if not equals:
+                continue
+        elif name.startswith("--"):
+            part = []
+            parts.append(part)
+            if name in names:
+                first[name] = part
+        part.append(word)
+    return list(itertools.chain.from_iterable(parts))
 
 
 def parse_study(kind: type[Config], argv: Sequence[str] | None = None) -> tuple[Config, list[str]]:

@@ -54,7 +54,7 @@ from harness.parallel import Ranks
 from rewards import Verdict, grade_all, style_of
 from tasks import toy
 from tasks.benchmarks import Loaded
-from tasks.problems import Task, choose_template, digest_of, grader, text_task
+from tasks.problems import Task, choose_template, digest_of, grader, read_answer, text_task
 from tasks.rows import BadInput, bad_input_on_error, from_files
 
 KEY = itemgetter("model", "benchmark", "seed", "block")  # tells a row's block from the others
@@ -291,7 +291,7 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
     def grade(response: str, line: dict) -> Verdict:
         if "tests" in line:
             return graders["code"](response, line["tests"])
-        return graders["math"](response, str(line["answer"]))
+        return graders["math"](response, str(read_answer(line["answer"])))
 
     verdicts = grade_all(grade, [line["response"] for line in lines], lines)
     rows = []

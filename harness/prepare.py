@@ -76,7 +76,9 @@ def load_parts(config: TrainConfig, ranks: Ranks) -> Parts:
                 f"{config.model} lacks; choose another method"
             )
         check_ranks(config, ranks)
-        sets = load_benchmarks(config, tokenizer)
+        prompts = map(task.prompt, task.train + task.heldout)
+        models.check_embedded("--model", config.model or "", model, tokenizer, prompts)
+        sets = load_benchmarks(config, model, tokenizer)
         notes = describe(config, ranks, task, model, sets) + task_notes
         if config.smoke:
             task = SmokeTask(**vars(task))
@@ -265,7 +267,9 @@ def check_problems(path: str, run: dict) -> None:
         )
 
 
-def load_benchmarks(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> list[Loaded]:
+def load_benchmarks(
+    config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> list[Loaded]:
     """The sets of --bench, refusing those that the model cannot be asked; raises BadInput."""
     make_embedded = partial(
         benchmarks.embedded_set, config.problems.toy_lines, config.problems.heldout, config.seed
@@ -279,7 +283,9 @@ def load_benchmarks(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> 
     protocol = evaluation.protocol_of(config)
     origin = files.origin_of(config.model or "the model")
     for loaded in sets:
-        evaluation.as_task(loaded, protocol, tokenizer, origin)
+        task = evaluation.as_task(loaded, protocol, tokenizer, origin)
+        prompts = map(task.prompt, loaded.problems)
+        models.check_embedded("--model", config.model or "", model, tokenizer, prompts)
     return sets
 
 

@@ -618,8 +618,7 @@ def test_grpo_does_not_keep_hidden_states(quick, monkeypatch):
 def test_weights_are_loaded_straight_to_the_device(qwen_folder):
     """On `meta` they can have been nowhere else before."""
     meta, name = torch.device("meta"), ("--model", str(qwen_folder))
-    parts = AutoModelForCausalLM.from_pretrained, "auto", meta, models.load_tokenizer(*name)
-    model = models.load_weights(*name, *parts)
+    model = models.load_weights(*name, AutoModelForCausalLM.from_pretrained, "auto", meta)
     assert {tensor.device for tensor in [*model.parameters(), *model.buffers()]} == {meta}
 
 
