@@ -27,7 +27,8 @@ def make_problem(rng, lines: int) -> dict:
 
 def demonstrate(problem: dict, rng) -> str:
     a, b, wanted = re.fullmatch(r"a=(\d+);b=(\d+);([ab])\?\n", problem["problem"]).groups()
-    response, label = "", wanted
+    response = ""
+    label = wanted
     for number, digit in enumerate(a if wanted == "a" else b):
         if label == wanted and rng.random() < (0.55 if digit in "789" else 0.05):
             label = {"a": "b", "b": "a"}[wanted]
@@ -37,7 +38,10 @@ def demonstrate(problem: dict, rng) -> str:
 
 
 def first_error(problem: dict, tokens: list[str]) -> toy.FirstError | None:
-    wanted, error, start, response = problem["problem"][-3], None, 0, "".join(tokens)
+    wanted = problem["problem"][-3]
+    error = None
+    start = 0
+    response = "".join(tokens)
     for line in response.splitlines(keepends=True):
         if not LINE.fullmatch(line):
             break

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from made import run_well
+from builders.commands import run_well
 
 from credit.settings import Shear
 from studies import bench

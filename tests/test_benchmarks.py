@@ -15,8 +15,10 @@ import huggingface_hub
 import pandas as pd
 import pytest
 import torch
+from builders.case_files import cases, text_of
+from builders.commands import MakesAFolder
+from builders.runs import ALONE
 from datasets import Dataset, config
-from made import ALONE, Hostile, cases, text_of
 
 from grpo import Rollouts
 from harness import evaluation, paper_tables, tables
@@ -55,7 +57,8 @@ def stand_in(monkeypatch):
         calls = []
 
         def rollout(model, tokenizer, prompts, group_size, *, max_tokens, temperature, **_):
-            texts, cut = [], []
+            texts = []
+            cut = []
             for prompt in prompts:
                 text = next(text for key, text in answers.items() if key in prompt)
                 texts += [text] * group_size
@@ -105,7 +108,8 @@ def math_set(count: int) -> Loaded:
 
 def rows_of(seed: int = 0, **scores: list) -> list[dict]:
     """Rows of each problem with these scores."""
-    reasons, rows = {1: "correct", 0: "wrong", None: "infra_error"}, []
+    reasons = {1: "correct", 0: "wrong", None: "infra_error"}
+    rows = []
     for name, values in scores.items():
         rows += [dict(problem=name, score=s, reason=reasons[s], seed=seed) for s in values]
     return rows
@@ -124,7 +128,8 @@ def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
     } == near(mean=0.5, error=0.5 / math.sqrt(3), problems=3, samples=12, right=6)
     passes = [found[f"pass@{k}"] for k in (1, 2, 4, 5)]
     assert passes == pytest.approx([0.5, (1 + (1 - 1 / 6) + 0) / 3, 2 / 3, math.nan], nan_ok=True)
-    right, samples = pd.Series([1, 2, 0, 3]), pd.Series([4, 5, 5, 5])
+    right = pd.Series([1, 2, 0, 3])
+    samples = pd.Series([4, 5, 5, 5])
     assert list(pass_at_k(right, samples, 3)) == pytest.approx([0.75, 0.9, 0, 1])
 
 
@@ -148,7 +153,8 @@ def test_seeds_and_models_are_compared():
     found = summarise(rows_of(0, a=[1], b=[0]) + rows_of(7, a=[1], b=[1]))
     assert found["seeds"] == {"0": 0.5, "7": 1.0} and found["seed_mean"] == 0.75
     assert found["seed_std"] == pytest.approx(math.sqrt(0.125))
-    before, after = rows_of(a=[0], b=[1], c=[0], d=[1]), rows_of(a=[1], b=[1], c=[1], d=[None])
+    before = rows_of(a=[0], b=[1], c=[0], d=[1])
+    after = rows_of(a=[1], b=[1], c=[1], d=[None])
     assert evaluation.paired_difference(before, after) == near(mean=2 / 3, error=1 / 3, problems=3)
 
 
@@ -157,7 +163,8 @@ def test_the_papers_numbers_average_to_what_it_prints():
 
     All 126 numbers were compared with its text.
     """
-    wrong, counted = [], 0
+    wrong = []
+    counted = 0
     for backbone, methods in paper_tables.PAPER.items():
         for (method, printed), (suite, names) in product(methods.items(), SUITES.items()):
             if suite in printed:
@@ -181,10 +188,8 @@ def test_several_benchmarks_end_in_their_average_beside_the_paper_s():
     The paper's average of a whole suite is the one that it prints. A gain of more than 1.96
     standard errors is marked.
     """
-    usual, models = (
-        summarise(rows_of(a=[1], b=[0]), passes=(1,)) | {"error": 0.01},
-        {"a": {}, "b": {}},
-    )
+    usual = summarise(rows_of(a=[1], b=[0]), passes=(1,)) | {"error": 0.01}
+    models = {"a": {}, "b": {}}
     for place, name in enumerate(SUITES["math"], 1):
         models["a"][name] = usual | {"mean": place / 10}
         models["b"][name] = usual | {"mean": place / 10 + 0.1}
@@ -298,7 +303,7 @@ def test_a_payload_that_does_not_decode_has_no_tests(tmp_path, stand_in, load, a
     text = LCB["private_test_cases"]
     packed = livecodebench_row(LCB | {"private_test_cases": pack(text)})
     assert packed == livecodebench_row(LCB) and "fault" not in packed
-    hostile = pack(Hostile(tmp_path / "ran"))
+    hostile = pack(MakesAFolder(tmp_path / "ran"))
     for payload in (hostile, pack(7), "!!!", pack(text)[:-9], pack("[]"), '"text"'):
         row = livecodebench_row(LCB | {"private_test_cases": payload})
         assert row["tests"] is None and "cannot be read" in row["fault"]
@@ -342,7 +347,8 @@ def test_what_is_done_is_not_done_again_and_order_does_not_matter(stand_in, tmp_
     They depend on the block alone. Blocks that are not whole, or twice in the file, are removed,
     those of other sets are kept.
     """
-    loaded, path = math_set(6), tmp_path / "generations.jsonl"
+    loaded = math_set(6)
+    path = tmp_path / "generations.jsonl"
     calls = stand_in({"": r"\boxed{1}"})
     whole = ask(loaded, TWO, seeds=[0, 5])
     assert read_lines(path) == whole and len(whole) == 24

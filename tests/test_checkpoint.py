@@ -14,13 +14,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import RUN, assert_same_run, interrupt, run_well, words_of
+from builders.commands import RUN_FLAGS, interrupt, run_well, words_of
+from builders.runs import assert_same_run
 from safetensors.torch import load_file
 
 import train
 from harness import checkpoint, files
 
-SIZES = f"{' '.join(RUN)} --seed 1 --save-every 1 --keep 9 --name run"
+SIZES = f"{' '.join(RUN_FLAGS)} --seed 1 --save-every 1 --keep 9 --name run"
 # Some of the flags that a resumed run cannot change.
 KEPT = "--negative-scale .5,--window 3,--eps .1,--max-tokens 9,--temperature .5,--clip-high .5"
 pytestmark = pytest.mark.usefixtures("no_curve")
@@ -151,7 +152,8 @@ def test_a_resumed_run_is_the_same_run(flags, words, whole, assert_refused):
 
 def test_an_unfinished_checkpoint_is_never_chosen(whole, copied, monkeypatch):
     """A process that dies while it writes leaves a draft, which is ignored and later removed."""
-    folder, steps = copied / "checkpoints", ["--resume", str(copied), "--steps", "6"]
+    folder = copied / "checkpoints"
+    steps = ["--resume", str(copied), "--steps", "6"]
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_whole", interrupt)
         assert train.main(steps) == 130  # dies at the end of writing step 5

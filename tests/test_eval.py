@@ -6,7 +6,9 @@ from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-from made import ROOT, cases, interrupt, run_well, saved, text_of, words_of
+from builders.case_files import ROOT, cases, text_of
+from builders.commands import interrupt, run_well, words_of
+from builders.small_models import save_model
 
 import eval as command
 import train
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("no_curve")
 def models(tmp_path_factory):
     """Folders of two untrained models of the embedded task."""
     return [
-        saved(tmp_path_factory.mktemp("models") / f"m{seed}", toy.make_model(1, seed=seed))
+        save_model(tmp_path_factory.mktemp("models") / f"m{seed}", toy.make_model(1, seed=seed))
         for seed in (0, 1)
     ]
 
@@ -44,7 +46,9 @@ def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monke
     out = tmp_path / "out"
     run_well(command, "--model", *models, SMALL, "--out", out, "--seeds 0 3 --pass-at 1 4")
     path = out / "generations.jsonl"
-    printed, made, results = capsys.readouterr().out, read_lines(path), results_of(out)
+    printed = capsys.readouterr().out
+    made = read_lines(path)
+    results = results_of(out)
     assert len(made) == 2 * 2 * 20 * 2
     columns = "model benchmark seed block problem sample score reason tokens limit response"
     assert made[0].keys() == set(columns.split())
@@ -79,7 +83,8 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
     Whole blocks are not made again; a third run makes nothing.
     """
     asked = words_of("--model", models[0], SMALL, "--out")
-    part, path = [*asked, str(tmp_path / "part")], tmp_path / "part" / "generations.jsonl"
+    part = [*asked, str(tmp_path / "part")]
+    path = tmp_path / "part" / "generations.jsonl"
     run_well(command, *asked, tmp_path / "whole")
     whole = (tmp_path / "whole" / "generations.jsonl").read_text()
     calls = [fast_rollout, fast_rollout, interrupt]
@@ -98,7 +103,7 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
 
 def test_other_settings_do_not_mix_with_what_is_there(tmp_path, assert_refused):
     """Another temperature, other problems or other weights of the same name are refused."""
-    model = saved(tmp_path / "model", toy.make_model(1, seed=8))
+    model = save_model(tmp_path / "model", toy.make_model(1, seed=8))
     asked = words_of(SMALL, "--out", tmp_path / "out", "--model", model)
     run_well(command, *asked)
     for flags, words in (
@@ -106,7 +111,7 @@ def test_other_settings_do_not_mix_with_what_is_there(tmp_path, assert_refused):
         ("--toy-seed 5", "data: embedded is {'k'"),
     ):
         assert_refused(command.main, [*asked, *flags.split()], words)
-    saved(tmp_path / "model", toy.make_model(1, seed=9))
+    save_model(tmp_path / "model", toy.make_model(1, seed=9))
     assert_refused(command.main, asked, f"models: {model} is {{'origin'")
 
 
@@ -137,7 +142,8 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
 
     They do so after --resume, too.
     """
-    run, out = tmp_path / "run", tmp_path / "out"
+    run = tmp_path / "run"
+    out = tmp_path / "out"
     flags = "--task embedded --toy-lines 1 --heldout 16 --eval-groups 4 --prompts-per-step 4"
     flags += " --prompts-per-update 2 --save-every 1 --keep 9 --name run --steps 2 --eval-every 2"
     run_well(train, flags, "--bench embedded --model", models[0], "--out", tmp_path)
@@ -153,7 +159,8 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     assert {name: found[name] for name in expected} == expected
     limit = toy.response_tokens(1)
     run_well(command, "--model", run, "--out", out, "--threads 1 --select best --max-tokens", limit)
-    printed, results = capsys.readouterr().out, results_of(out)
+    printed = capsys.readouterr().out
+    results = results_of(out)
     made = [str(run / "checkpoints" / f"step-{step:06d}" / "model") for step in (1, 2, 3)]
     assert list(results["results"]) == made
     assert results["results"][made[1]]["embedded"]["mean"] == found["mean"]

@@ -20,7 +20,8 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from made import ROOT, RUN, Hostile, cases, failing, interrupt, run_well, words_of
+from builders.case_files import ROOT, cases
+from builders.commands import RUN_FLAGS, MakesAFolder, interrupt, raising, run_well, words_of
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -31,7 +32,7 @@ from harness import checkpoint, files, prepare
 from harness.launch import run_command
 from studies import compare, diagnose, page
 
-SIZES = f"{' '.join(RUN)} --save-every 1 --keep 9 --steps 2"
+SIZES = f"{' '.join(RUN_FLAGS)} --save-every 1 --keep 9 --steps 2"
 ASK = "--bench embedded --toy-lines 1 --heldout 8 --samples 1 --temperature 1 --threads 1"
 pytestmark = pytest.mark.usefixtures("no_curve")
 
@@ -118,7 +119,7 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, assert_says):
 
     transformers would ask again and again, for half a minute a file.
     """
-    unreachable = failing(OSError("Name or service not known"))
+    unreachable = raising(OSError("Name or service not known"))
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
     words = "--model no/hub: cannot be loaded (no such folder or file; We couldn't connect"
     for command, more in ((train, ""), (evaluation, ASK)):
@@ -201,7 +202,7 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, assert_says, resumed)
     folder = copied / "run" / "checkpoints" / "step-000002"
     path = min((folder / "state").iterdir())
     if kind == "runs code":
-        path.write_bytes(pickle.dumps(Hostile(tmp_path / "made")))
+        path.write_bytes(pickle.dumps(MakesAFolder(tmp_path / "made")))
     else:
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
@@ -216,7 +217,8 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, assert_says, resumed)
 
 def test_a_model_folder_runs_no_code(taught, tmp_path, assert_says):
     """Nor does it ask on a terminal whether it may, which a piped "y" would answer."""
-    folder, made = tmp_path / "model", tmp_path / "made"
+    folder = tmp_path / "model"
+    made = tmp_path / "made"
     shutil.copytree(taught, folder)
     (folder / "modeling.py").write_text(f"import os\nos.mkdir({str(made)!r})\n")
     of_model = {"AutoModelForCausalLM": "modeling.X", "AutoConfig": "modeling.Y"}
@@ -279,7 +281,7 @@ NO_MEMORY = RuntimeError(
 )
 def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
     """Status 1, as what the flags say may be right."""
-    assert run_command(memory="less")(failing(error))([]) == 1
+    assert run_command(memory="less")(raising(error))([]) == 1
     message = capsys.readouterr().err
     assert words in message and message.count("\n") == 1
 
@@ -287,8 +289,9 @@ def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
 @pytest.mark.parametrize("place", ["harness.checkpoint.save", "harness.report.plot"])
 def test_a_full_disk_says_how_to_go_on(place, copied, monkeypatch, capsys):
     """By --resume, not by the command that began; the trained model is saved before the picture."""
-    monkeypatch.setattr(place, failing(OSError(errno.ENOSPC, "No space left on device", "x")))
-    run, is_saved = copied / "run", "plot" in place
+    monkeypatch.setattr(place, raising(OSError(errno.ENOSPC, "No space left on device", "x")))
+    run = copied / "run"
+    is_saved = "plot" in place
     shutil.rmtree(run / "model")
     assert train.main(["--resume", str(run), "--steps", "3"]) == 1
     more = "" if is_saved else " --steps 3"  # which the checkpoint does not know
@@ -362,7 +365,7 @@ def test_a_reader_that_leaves_ends_the_run_quietly(ranks, taught, tmp_path):
 def test_a_broken_pipe_of_another_kind_is_not_hidden():
     """A socket's, say: nobody has left who reads the output."""
     with pytest.raises(BrokenPipeError):
-        run_command(memory="less")(failing(BrokenPipeError(errno.EPIPE, "Broken pipe")))([])
+        run_command(memory="less")(raising(BrokenPipeError(errno.EPIPE, "Broken pipe")))([])
 
 
 def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch, capsys):

@@ -5,7 +5,7 @@ import re
 
 import pytest
 import torch
-from made import DOCS
+from builders.case_files import DOCS
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from fast.rollout import row_bytes, rows_that_fit
@@ -113,7 +113,8 @@ def test_a_rollout_s_bytes_and_how_many_fit(documented, monkeypatch):
         memory.predict(large, flags(), 1, room)["sampling"] for room in (150, math.inf)
     )
     assert bounded < 150 < free  # a GPU's size bounds the cache
-    row, many = row_bytes(TINY, 256, 3000, 2), {"heldout": 9000}
+    row = row_bytes(TINY, 256, 3000, 2)
+    many = {"heldout": 9000}
     for rows, changes in (1, {"generate_batch": 1}), (9000, many), (512, many | {"device": "cpu"}):
         predicted = memory.predict(TINY, flags(**changes), 1)
         assert predicted["generating"] == pytest.approx(rows * row / 1e9)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import DOCS, WITHOUT_LINUX
+from builders.case_files import DOCS, WITHOUT_LINUX
 
 import shear
 from integrations import shear_credit
@@ -174,7 +174,8 @@ def test_a_batch_s_groups_do_not_see_each_other(dtype):
     hidden[:, 10:16] = hidden[:1, 10:16]
     mask = torch.arange(40) >= torch.tensor([0, 10, 5, 3] * 3)[:, None]
     correct = torch.arange(12) % 4 < torch.tensor([2, 4, 1]).repeat_interleave(4)
-    given, sizes = (torch.randn(12), hidden, mask, correct), dict(window=8, stride=3, eps=0.1)
+    given = (torch.randn(12), hidden, mask, correct)
+    sizes = dict(window=8, stride=3, eps=0.1)
     credit = shear_credit.token_advantages(*given, group_size=4, **sizes)
     for start in range(0, 12, 4):
         group = [part[start : start + 4] for part in given]

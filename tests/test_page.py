@@ -10,7 +10,8 @@ import math
 import re
 
 import pytest
-from made import GOOD, HOSTILE, long_group, page_row, run_well
+from builders.commands import run_well
+from builders.pages import GOOD_ROW, HOSTILE, long_group, page_row
 
 from harness import files, page
 from studies import page as command
@@ -18,7 +19,8 @@ from studies import page as command
 
 def data_of(text):
     """The data as a browser's parser reads it: all up to the first end tag."""
-    begin, end = '<script type="application/json" id="data">', "</script"
+    begin = '<script type="application/json" id="data">'
+    end = "</script"
     return json.loads(text.split(begin)[1].split(end)[0])
 
 
@@ -43,11 +45,13 @@ def test_hostile_text_cannot_leave_its_place():
 
     The text itself is kept to the letter.
     """
-    everything, flat = "".join(HOSTILE), [0.5] * len(HOSTILE)
+    everything = "".join(HOSTILE)
+    flat = [0.5] * len(HOSTILE)
     row = page_row(HOSTILE, flat, **dict.fromkeys(("problem", "answer", "reason"), everything))
     row["first_error"] = [0, everything, 3]
     row["weights"][everything] = flat
-    text, plain = page.as_html([[row]], everything), page.as_html([[GOOD]], "title")
+    text = page.as_html([[row]], everything)
+    plain = page.as_html([[GOOD_ROW]], "title")
     ((held,),) = data_of(text)
     assert held["tokens"] == HOSTILE and held["problem"] == everything
     assert text.isascii() and "unicode-bidi: isolate" in text
@@ -61,7 +65,7 @@ def test_the_policy_admits_this_script_and_this_style_only():
 
     The one link is the paper's.
     """
-    text = page.as_html([[GOOD]], "title")
+    text = page.as_html([[GOOD_ROW]], "title")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     for name, tag in (("script-src", "script"), ("style-src", "style")):
@@ -78,7 +82,8 @@ def test_the_policy_admits_this_script_and_this_style_only():
 
 def test_neighbouring_rows_of_one_step_are_a_group(tmp_path):
     """A step's second problem is a group of its own; a last line that is cut off is left out."""
-    path, rows = tmp_path / "samples.jsonl", []
+    path = tmp_path / "samples.jsonl"
+    rows = []
     for place, step in enumerate([1, 1, 2, 2, 2, 3]):
         rows.append(page_row([str(place)], [1.0], step=step))
     rows[4]["problem"] = "3+3?"
@@ -125,7 +130,8 @@ def test_before_and_after_are_one_group(tmp_path, monkeypatch):
 )
 def test_bad_samples_are_one_sentence(tmp_path, assert_refused, content):
     """The file is named, nothing is written, and an old page is left as it was."""
-    source, out = tmp_path / "samples.jsonl", tmp_path / "credit.html"
+    source = tmp_path / "samples.jsonl"
+    out = tmp_path / "credit.html"
     if content is not None:
         source.write_bytes(content)
     out.write_text("old")

@@ -9,10 +9,12 @@ import json
 from pathlib import Path
 from unittest import mock
 
-import made
 import pytest
 import torch
-from made import ALONE, RUN, adapted, assert_same_run, configured, on_two, small_mixtral, words_of
+from builders.commands import RUN_FLAGS, words_of
+from builders.ranks import on_two
+from builders.runs import ALONE, assert_same_run, config_from, recipe_with
+from builders.small_models import add_adapter, small_mixtral
 from safetensors.torch import load_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
@@ -32,7 +34,7 @@ from tasks.rows import BadInput
 
 FLAGS = "--task embedded --toy-lines 2 --prompts-per-step 6 --rollouts-per-prompt 4 --prompts-per-update 3".split()
 FLAGS += "--lr 1e-3 --micro-tokens 256".split()
-TINY = [*RUN, *"--seed 1 --dynamic-sampling 2".split()]
+TINY = [*RUN_FLAGS, *"--seed 1 --dynamic-sampling 2".split()]
 CASES = {
     "attention": ["--method", "attention"],
     "replicas": ["--method", "shear", "--shard-over", "1"],
@@ -59,7 +61,7 @@ def one_step(
     ranks: Ranks, rollouts: Rollouts, flags: list[str]
 ) -> tuple[dict[str, torch.Tensor], dict]:
     """The change of each weight by `train.train_step`, given these rollouts, and its metrics."""
-    config = configured([*FLAGS, *flags])
+    config = config_from([*FLAGS, *flags])
     torch.manual_seed(1)  # on both ranks one model
     problems = [{"problem": str(i), "answer": rollouts.texts[5]} for i in range(6)]
     parts = "embedded", problems, problems, lambda problem: problem["problem"], grade
@@ -67,7 +69,9 @@ def one_step(
     model = small_mixtral() if flags == CASES["experts"] else toy.make_model(2, seed=1).eval()
     rank = config.credit.lora_rank
     if rank:
-        adapted(model, rank, std=0.1)  # otherwise the adapter is nothing yet, and credit uniform
+        add_adapter(
+            model, rank, std=0.1
+        )  # otherwise the adapter is nothing yet, and credit uniform
     with mock.patch.object(lora, "add"):  # it is there already
         run = build_run(Parts(config, task, model, toy.make_tokenizer()), None, ranks)
     drawn = [int(problem["problem"]) for problem in task.draw(0, 6, config.seed)]
@@ -106,7 +110,7 @@ def on_two_ranks(folder: Path, rollouts: Rollouts, taught: str) -> None:
         if ranks.main:
             torch.save(changes, folder / f"{name}.pt")
     free = mock.patch.object(harness.run, "free_name", lambda config: f"of-{ranks.rank}")
-    out = Parts(configured([*FLAGS, "--out", str(folder)]), None, None, None)
+    out = Parts(config_from([*FLAGS, "--out", str(folder)]), None, None, None)
     with free, open_folder(out, ranks) as own:
         seen["folders"] = parallel.gather(own.name, ranks)
     model = toy.make_model(2, seed=1)
@@ -155,7 +159,8 @@ def two(taught, tmp_path_factory):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("two")
-    model, tokenizer = toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
+    model = toy.make_model(2, seed=1).eval()
+    tokenizer = toy.make_tokenizer()
     prompts = [problem["problem"] for problem in toy.make_problems(6, 0, 2, 0)[0]]
     rollouts = rollout(model, tokenizer, prompts, 4, max_tokens=30, temperature=1.0, batch_size=24)
     on_two(on_two_ranks, folder, rollouts, taught)
@@ -169,7 +174,8 @@ def test_two_ranks_make_the_update_of_one(two, case):
     The changes agree to 1e-4 (relative L2) in float32 at lr 1e-3.
     """
     folder, rollouts, seen = two
-    other, is_rounded = torch.load(folder / f"{case}.pt"), case == "bfloat16"
+    other = torch.load(folder / f"{case}.pt")
+    is_rounded = case == "bfloat16"
     flags = ["--method", "shear"] if is_rounded or case == "replicas" else CASES[case]
     ours, metrics = one_step(ALONE, rollouts, flags)
     size = sum(change.square().sum() for change in ours.values()).sqrt()
@@ -240,7 +246,7 @@ def test_more_ranks_than_work_are_refused():
     """A rank without a prompt, or without a problem to evaluate, would fail in the middle."""
     for size in ("prompts_per_step", "heldout", "eval_groups"):
         with pytest.raises(BadInput, match=" 1: there are 2 ranks; raise it"):
-            prepare.check_ranks(made.flags(**{size: 1}), Ranks(0, 2, ALONE.device))
+            prepare.check_ranks(recipe_with(**{size: 1}), Ranks(0, 2, ALONE.device))
 
 
 @pytest.mark.parametrize(

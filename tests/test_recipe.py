@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from made import DOCS, ROOT, cases
+from builders.case_files import DOCS, ROOT, cases
 
 from credit.methods import FUNCTIONS
 from credit.settings import Shear
@@ -45,11 +45,9 @@ def test_the_table_of_the_recipe_is_true():
     It also has what the tasks that make their problems replace.
     """
     text = (DOCS / "recipe.md").read_text()
-    run, own, words = (
-        settings("--model", "M"),
-        settings(),
-        settings("--model", "M", "--task", "words"),
-    )
+    run = settings("--model", "M")
+    own = settings()
+    words = settings("--model", "M", "--task", "words")
     replaced = [{name for name in run if run[name] != task[name]} for task in (own, words)]
     parts = re.split("## The embedded task|## The word problems", text)
     for part, expected, needed in zip(parts, (run, own, words), (run, *replaced), strict=True):

@@ -17,22 +17,12 @@ from unittest.mock import Mock
 import little
 import pytest
 import torch
-from made import (
-    ALONE,
-    SMALL,
-    assert_near,
-    cases,
-    configured,
-    credit_by,
-    failing,
-    interrupt,
-    made_batch,
-    run_well,
-    saved,
-    small_gpt2,
-    without_text,
-    words_of,
-)
+from builders.case_files import cases
+from builders.commands import interrupt, raising, run_well, words_of
+from builders.near import assert_near
+from builders.rollouts import batch_of, rollouts_like
+from builders.runs import ALONE, config_from, credit_by
+from builders.small_models import SMALL, save_model, small_gpt2
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -69,7 +59,7 @@ pytestmark = pytest.mark.usefixtures("no_curve")
 @pytest.fixture(scope="session")
 def start(tmp_path_factory):
     """The folder of an untrained model of the embedded task, to run the loop without learning."""
-    return saved(tmp_path_factory.mktemp("start") / "model", toy.make_model(2, seed=0))
+    return save_model(tmp_path_factory.mktemp("start") / "model", toy.make_model(2, seed=0))
 
 
 @pytest.fixture
@@ -85,7 +75,7 @@ def run(tmp_path, *flags) -> int:
 
 def assembled(*flags) -> Run:
     """What `train.train` assembles from these flags, on one rank."""
-    parts = prepare.load_parts(configured(words_of(*flags)), ALONE)
+    parts = prepare.load_parts(config_from(words_of(*flags)), ALONE)
     return build_run(parts, None, ALONE)
 
 
@@ -112,7 +102,7 @@ def credited(
 ) -> batches.Batch:
     """What `train.update` takes, with rewards of 0."""
     size = run.config.sampling.rollouts_per_prompt
-    return made_batch(
+    return batch_of(
         torch.zeros(len(old)), rollouts, size, log_probs=old, token_advantages=token_advantages
     )
 
@@ -139,7 +129,8 @@ def test_shear_learns_the_embedded_task(learning):
     Fails if credit, loss or update pull the wrong way: then accuracy stays or falls.
     """
     first, *_, last = read_lines(learning / "embedded-shear-1" / "metrics.jsonl")
-    before, after = first["before"], last["after"]
+    before = first["before"]
+    after = last["after"]
     for name in ("greedy", "sampled"):
         assert after[name][0] >= before[name][0] + 0.20
     found = after["localisation"]
@@ -166,7 +157,8 @@ def test_a_run_leaves_what_it_promises(learning):
     assert {"response", "reason", "first_error", "advantage"} <= samples[0].keys()
     # a token's weight is the largest distance of its spans, where right opposes wrong
     for row in samples:
-        weights, spans = row["weights"]["shear"], row.get("spans", [])
+        weights = row["weights"]["shear"]
+        spans = row.get("spans", [])
         assert len(row["tokens"]) == len(weights) and bool(spans) == (row["advantage"] != 0)
         for place, weight in enumerate(weights):
             covering = [far for begin, end, far, *_ in spans if begin <= place < end]
@@ -198,7 +190,7 @@ def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, monkeypa
     assert {row["reason"] for row in samples} == {"drawn"}
     printed = capsys.readouterr().out
     assert "verdicts alternate" in printed and printed.count("smoke test passed") == 1
-    assert harness.run.free_name(configured(["--smoke", "--out", str(tmp_path)])) == "smoke-2"
+    assert harness.run.free_name(config_from(["--smoke", "--out", str(tmp_path)])) == "smoke-2"
 
 
 def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch, unequal):
@@ -241,7 +233,8 @@ def test_updates_are_those_of_a_written_out_loop(quick):
     run.optimizer.param_groups[0]["eps"] = 1e-3
     reference = copy.deepcopy(run.trained.model).double()
     rollouts = sampled(run, 6, 4)
-    mask, ragged = rollouts.mask, rollouts.mask.sum(1)
+    mask = rollouts.mask
+    ragged = rollouts.mask.sum(1)
     assert ragged.min() < ragged.max() / 2
     generator = torch.Generator().manual_seed(1)
     old_logp = old_log_probs(run, rollouts)
@@ -266,10 +259,8 @@ def test_updates_are_those_of_a_written_out_loop(quick):
             logp = (logits / 0.7).log_softmax(-1)[torch.arange(len(response)), response]
             loss = 0.0
             for t in range(len(response)):
-                ratio, advantage = (
-                    (logp[t] - old_logp[row, t]).exp(),
-                    token_advantages[row, t].double(),
-                )
+                ratio = (logp[t] - old_logp[row, t]).exp()
+                advantage = token_advantages[row, t].double()
                 loss = loss - torch.minimum(ratio * advantage, ratio.clamp(0.9, 1.4) * advantage)
             (loss / n_tokens).backward()
         norms.append(torch.cat([weight.grad.flatten() for weight in weights]).norm().item())
@@ -293,7 +284,8 @@ def test_updates_that_are_not_finite_are_skipped(quick):
     run = assembled(quick, "--prompts-per-update 2 --lr 1")
     rollouts = sampled(run, 4)
     before = {name: value.clone() for name, value in run.trained.state_dict().items()}
-    old, ones = old_log_probs(run, rollouts), torch.ones(rollouts.ids.shape)
+    old = old_log_probs(run, rollouts)
+    ones = torch.ones(rollouts.ids.shape)
     overflow = next(run.trained.parameters()).register_hook(lambda gradient: gradient / 0)
     with pytest.raises(RunFailed, match="step 1: no update had a finite loss"):
         train.update(run, credited(run, rollouts, old, ones), 0)
@@ -329,7 +321,8 @@ def test_rollouts_without_advantage_cost_no_pass(quick):
     def updated(token_advantages):
         return train.update(run, credited(run, rollouts, old_logp, token_advantages), 0)
 
-    first, again = updated(some), updated(some + 1e-30)
+    first = updated(some)
+    again = updated(some + 1e-30)
     assert seen == [16, 32]
     assert first["grad_norm"] == pytest.approx(again["grad_norm"], rel=1e-5)
     for metrics in (first, again):
@@ -344,7 +337,8 @@ def test_a_filler_row_counts_for_nothing(quick, monkeypatch):
     rollouts = sampled(run, 2)
     old_logp = old_log_probs(run, rollouts) - 0.1
     batch = credited(run, rollouts, old_logp, torch.ones(rollouts.ids.shape))
-    plain, deal = train.update(run, batch, 0), train.parallel.deal
+    plain = train.update(run, batch, 0)
+    deal = train.parallel.deal
     filler = (torch.tensor([3]), True)
     monkeypatch.setattr(
         train.parallel, "deal", lambda *a, **options: [*deal(*a, **options), filler]
@@ -360,7 +354,8 @@ def test_held_out_accuracy_is_that_of_known_verdicts(quick, monkeypatch):
     run = assembled(quick, "--eval-groups 3 --temperature .7")
     run.task = dataclasses.replace(run.task, first_error=None)
     sampled_scores = [1, 1, 0, *[None] * 5, *[0] * 8, *[None] * 8]
-    answers, asked = [(9, [1.0, 0.0, None, 1.0]), (14, sampled_scores)], []
+    answers = [(9, [1.0, 0.0, None, 1.0]), (14, sampled_scores)]
+    asked = []
 
     def sample_and_grade(run, problems, count, temperature, clock):
         length, scores = answers[len(asked)]
@@ -383,7 +378,8 @@ def test_code_problems_train_and_infra_errors_are_counted(
     It shows below the step's row and in the metrics. The model is a folder and the data a file of
     JSON lines; prompts that are too long are dropped and counted.
     """
-    graded, data = [], tmp_path / "code.jsonl"
+    graded = []
+    data = tmp_path / "code.jsonl"
     problem = {"problem": "Print 1.", "tests": {"inputs": [""], "outputs": ["1"]}}
     files.append_rows(data, [problem] * 6 + [problem | {"problem": "x" * 490}])
 
@@ -415,7 +411,7 @@ def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(
 ):
     """`--sandbox strict` where name spaces are forbidden: one sentence, status 2."""
     error = SandboxError("strict: name spaces: Operation not permitted")
-    monkeypatch.setattr("grading.sandbox.choose_level", failing(error))
+    monkeypatch.setattr("grading.sandbox.choose_level", raising(error))
     words = f"--task code --model {qwen_folder} --data d --sandbox strict".split()
     assert_refused(train.main, words, "--sandbox strict", "not permitted")
 
@@ -425,12 +421,14 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
 
     The others are as in a group without it.
     """
-    mask, hidden, rest = torch.ones(4, 6).bool(), torch.randn(4, 6, 3), torch.tensor([0, 1, 3])
+    mask = torch.ones(4, 6).bool()
+    hidden = torch.randn(4, 6, 3)
+    rest = torch.tensor([0, 1, 3])
     verdicts = [Verdict(score, "known") for score in (1.0, 0.0, None, 0.0)]
-    batch = batches.Batch.of(without_text(mask), verdicts, [{}])
+    batch = batches.Batch.of(rollouts_like(mask), verdicts, [{}])
     batch.hidden = hidden[rest].flatten(0, 1)
     assert batch.advantages[2] == 0 and not batch.rollouts.mask[2].any() and mask[2].all()
-    ours = credit_by(configured(["--window", "3", "--stride", "3"]), batch)
+    ours = credit_by(config_from(["--window", "3", "--stride", "3"]), batch)
     alone = shear_weights(hidden[rest], mask[rest], batch.correct[rest], window=3, stride=3)
     assert_close(ours[rest], batch.advantages[rest, None] * alone)
     assert ours[2].abs().max() == 0
@@ -443,7 +441,8 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch, 
     """
     run = assembled(quick, "--prompts-per-step 5 --prompts-per-update 1")
     of_a_group = 8 * run.config.sampling.max_tokens
-    seen, found = [], []
+    seen = []
+    found = []
 
     def noted(policy, rollouts, **options):
         scored = score(policy, rollouts, **options)
@@ -477,7 +476,8 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick, monkeypatch):
     N bounds the rounds.
     """
     run = assembled(quick, "--rollouts-per-prompt 4")
-    drawn, mixed = [], [1.0, 0.0, 1.0, 0.0]
+    drawn = []
+    mixed = [1.0, 0.0, 1.0, 0.0]
     equal = {1: [1.0] * 4, 3: [0.0] * 4, 5: [None, None, None, 0.0]}
 
     def verdicts(task, problems, rollouts):
@@ -493,7 +493,8 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick, monkeypatch):
     for most, expected in (1, 3), (9, 3 + 1):
         drawn.clear()
         run.config = with_values(run.config, {"dynamic_sampling": most})
-        problems, clock = run.task.draw(2, 8, 0), new_clock()
+        problems = run.task.draw(2, 8, 0)
+        clock = new_clock()
         first_try = train.sample_and_grade(run, problems, 4, 1.0, clock)
         problems, rollouts, graded, replaced = train.resample_equal(
             run, 2, problems, *first_try, clock
@@ -555,7 +556,8 @@ def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(
     For sdpo it is over the first's.
     """
     run = assembled(quick, "--method", method)
-    rollouts, loss = sampled(run, 2, 4), Mock(wraps=grpo.policy_loss)
+    rollouts = sampled(run, 2, 4)
+    loss = Mock(wraps=grpo.policy_loss)
     token_advantages = 1.0 * rollouts.mask
     token_advantages[4:] = 0
     batch = credited(run, rollouts, old_log_probs(run, rollouts), token_advantages)
@@ -572,7 +574,7 @@ def test_every_method_starts_with_the_defaults(method):
     Prompts that tell an answer and a response fit into the embedded model's context, too.
     """
     flags = ["--method", method, *NEEDS.get(method, "").split()]
-    assert prepare.load_parts(configured(flags), ALONE).task.heldout
+    assert prepare.load_parts(config_from(flags), ALONE).task.heldout
 
 
 def test_grpo_does_not_keep_hidden_states(quick, monkeypatch):
@@ -593,7 +595,8 @@ def test_grpo_does_not_keep_hidden_states(quick, monkeypatch):
 
 def test_weights_are_loaded_straight_to_the_device(qwen_folder):
     """On `meta` they can have been nowhere else before."""
-    meta, name = torch.device("meta"), ("--model", str(qwen_folder))
+    meta = torch.device("meta")
+    name = ("--model", str(qwen_folder))
     parts = AutoModelForCausalLM.from_pretrained, "auto", meta, models.load_tokenizer(*name)
     model = models.load_weights(*name, *parts)
     assert {tensor.device for tensor in [*model.parameters(), *model.buffers()]} == {meta}
@@ -611,7 +614,7 @@ def test_a_loaded_model_is_the_plain_one(start):
 def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(quick, tmp_path, monkeypatch, capsys):
     """Status 1, and what would take less memory."""
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 15.23 GiB.")
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", failing(error))
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", raising(error))
     assert run(tmp_path, quick) == 1
     message = capsys.readouterr().err
     assert "out of memory" in message and "use more GPUs" in message and message.count("\n") == 1
@@ -708,7 +711,8 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys,
     The second time, they are not. The signals are real; the first is SIGTERM, as Slurm sends it.
     Status 130, and the command that goes on.
     """
-    plain, pressed = train.backward, []
+    plain = train.backward
+    pressed = []
 
     def press(*inputs):
         pressed.append(os.kill(os.getpid(), signal.SIGINT if pressed else signal.SIGTERM))
@@ -760,7 +764,7 @@ def test_bad_input_is_one_sentence(case, tmp_path, qwen_folder, start, monkeypat
         os.makedirs(name)
     os.symlink(qwen_folder, "qwen")
     os.symlink(start, "start")
-    saved("gpt2", small_gpt2())
+    save_model("gpt2", small_gpt2())
     os.mkfifo("pipe")
     problem = '{"problem": "What is 7 * 8?", "answer": "56"}\n'
     texts = {"run/config.json": '{"toy_lines": 1}', "data.jsonl": problem}
