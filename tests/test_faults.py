@@ -22,6 +22,7 @@ import pytest
 import torch
 from builders.case_files import ROOT, cases
 from builders.commands import RUN_FLAGS, MakesAFolder, interrupt, raising, run_well, words_of
+from builders.processes import on_two
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -33,6 +34,7 @@ from harness.launch import run_command
 from studies import compare, diagnose, page
 
 SIZES = f"{' '.join(RUN_FLAGS)} --save-every 1 --keep 9 --steps 2"
+LONG = f"{SIZES} --steps 500 --save-every 400"
 ASK = "--bench embedded --toy-lines 1 --heldout 8 --samples 1 --temperature 1 --threads 1"
 pytestmark = pytest.mark.usefixtures("no_curve")
 
@@ -346,20 +348,56 @@ def test_a_shell_gets_a_sentence_or_nothing(line, said, tmp_path):
     assert ended.stderr == said
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_reader_that_leaves_ends_the_run_quietly(ranks, taught, tmp_path):
+def take_until_the_second_step(stream) -> None:
+    """Reads a run's output, and leaves."""
+    for line in stream:
+        if "2/500" in line:
+            break
+    stream.close()
+
+
+def assert_ended_quietly(message: str) -> None:
+    """Asserts that what a run left on stderr names its checkpoint, and nothing else."""
+    assert re.match("a checkpoint holds [1-9]", message) and message.count("\n") == 1
+
+
+def test_a_reader_that_leaves_ends_the_run_quietly(taught, tmp_path):
     """As `python train.py | head -1` does; the step is saved first, and its checkpoint is named."""
-    argv = words_of(sys.executable, "train.py", SIZES, "--model", taught, "--out", tmp_path)
-    argv += words_of("--ranks", ranks, "--steps 500 --save-every 400")
+    argv = words_of(sys.executable, "train.py", LONG, "--model", taught, "--out", tmp_path)
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen(argv, cwd=ROOT, **pipes) as command:
-        for line in command.stdout:
-            if "2/500" in line:
-                break
-        command.stdout.close()
+        take_until_the_second_step(command.stdout)
         message = command.stderr.read()
     assert command.returncode == 130
-    assert re.match("a checkpoint holds [1-9]", message) and message.count("\n") == 1
+    assert_ended_quietly(message)
+
+
+def train_into(folder: Path, argv: list[str], pipe: tuple[int, int]) -> None:
+    """A rank's run, which prints into a pipe and a file, and ends as torchrun's launcher sees it."""
+    said = folder / f"said by {os.environ['RANK']}"
+    os.dup2(pipe[1], 1)
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    for end in pipe:  # whoever holds the reading end is a reader
+        os.close(end)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - until the process ends
+    sys.stderr = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
+    status = train.main(argv)
+    (folder / f"status of {os.environ['RANK']}").write_text(str(status))
+
+
+def test_a_reader_that_leaves_ends_every_rank(taught, tmp_path):
+    """After one step; the main rank alone says so, and the others end as if all were well."""
+    pipe = os.pipe()
+
+    def read():
+        os.close(pipe[1])
+        take_until_the_second_step(open(pipe[0]))  # noqa: SIM115 - it closes it
+
+    argv = words_of(LONG, "--model", taught, "--out", tmp_path)
+    on_two(train_into, tmp_path, argv, pipe, meanwhile=read)
+    assert [(tmp_path / f"status of {rank}").read_text() for rank in (0, 1)] == ["130", "0"]
+    assert_ended_quietly((tmp_path / "said by 0").read_text())
+    assert (tmp_path / "said by 1").read_text() == ""
 
 
 def test_a_broken_pipe_of_another_kind_is_not_hidden():

@@ -12,7 +12,7 @@ from unittest import mock
 import pytest
 import torch
 from builders.commands import RUN_FLAGS, words_of
-from builders.ranks import on_two
+from builders.processes import on_two
 from builders.runs import ALONE, assert_same_run, config_from, recipe_with
 from builders.small_models import add_adapter, small_mixtral
 from safetensors.torch import load_file
@@ -253,13 +253,14 @@ def test_more_ranks_than_work_are_refused():
     "end, status, said",
     [
         ("raise SystemExit(2)", 2, ""),
+        ("raise SystemExit(130)", 130, ""),
         ("os.kill(os.getpid(), 9)", 1, "rank 1 failed with status -9; the others were ended\n"),
     ],
 )
 def test_a_rank_that_fails_ends_the_others(end, status, said, tmp_path, capsys):
     """The launcher ends rank 0, which would wait for hours.
 
-    It adds no message to the status of bad input, which has its own.
+    It adds no message to the status of bad input or Ctrl-C, which have their own.
     """
     script = tmp_path / "script.py"
     script.write_text(f"import os, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(7200)")

@@ -13,7 +13,7 @@ from unittest.mock import Mock, patch
 import pytest
 import torch
 from builders.case_files import DOCS
-from builders.ranks import on_two
+from builders.processes import on_two
 from pandas import read_parquet
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -r requirements.txt")
