@@ -185,12 +185,17 @@ def test_help_shows_all_flags_with_their_defaults(command):
 def test_every_number_has_bounds(capsys):
     """All flags refuse what is no number or no choice, and what is too large.
 
-    Some of them refuse what is too small.
+    Some of them refuse what is too small. Each is read by the part of the configuration that has
+    it, which takes a tenth of the time of all.
     """
+    part_of = {}
+    for part in filter(dataclasses.is_dataclass, vars(config.PAPER).values()):
+        part_of |= dict.fromkeys(vars(part), type(part))
 
     def refuses(name: str, value: str) -> bool:
+        kind = part_of.get(name, config.TrainConfig)
         with pytest.raises(SystemExit, match="2"):
-            config.parse_train([f"{config.flag(name)}={value}"])
+            config.read_flags(kind, [f"{config.flag(name)}={value}"])
         return config.flag(name) in capsys.readouterr().err
 
     for name, value in config.flat(config.PAPER).items():
