@@ -1,5 +1,7 @@
 """Configurations of runs, and runs that must be equal."""
 
+from functools import cache
+
 import torch
 from safetensors.torch import load_file
 
@@ -20,9 +22,15 @@ def config_from(argv: list[str]) -> TrainConfig:
     return resolve(parse_train(argv))
 
 
+@cache
+def recipe() -> TrainConfig:
+    """The configuration of a run without flags; reading flags takes longer than many a method."""
+    return config_from([])
+
+
 def recipe_with(**changes) -> TrainConfig:
-    """The recipe's, and `changes`."""
-    return with_values(config_from([]), changes)
+    """The recipe, with other values of some settings."""
+    return with_values(recipe(), changes)
 
 
 def credit_by(config: TrainConfig, batch: Batch) -> torch.Tensor:
