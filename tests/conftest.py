@@ -69,13 +69,6 @@ def no_curve():
         yield
 
 
-@pytest.fixture
-def unequal(monkeypatch):
-    """Advantages differ, whatever a model that knows nothing says."""
-    advantages = "credit.batch.group_advantages"
-    monkeypatch.setattr(advantages, lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
-
-
 @pytest.fixture(scope="session")
 def qwen_folder(tmp_path_factory):
     """The Hugging Face folder of a model with the layout of a Qwen2.5 chat model.

@@ -70,13 +70,13 @@ def test_a_saved_model_needs_no_adapter(experts, tiny, tmp_path):
     )
 
 
-def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path, unequal):
+def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
     """arca: two steps are one step, --resume and another, to the bit.
 
     The base does not move, the saved model does.
     """
     save_model(tmp_path / "start", toy.make_model(1, seed=0))
-    flags = "--task embedded --prompts-per-step 2 --prompts-per-update 2 --heldout 8"
+    flags = "--task embedded --smoke --prompts-per-step 2 --prompts-per-update 2 --heldout 8"
     flags += " --eval-groups 2 --toy-lines 1 --lr 1e-2 --save-every 1 --method arca --lora-rank 2"
     whole = tmp_path / "whole"
     cut = tmp_path / "cut"

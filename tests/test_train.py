@@ -1,6 +1,5 @@
 """train.py, run in process as a user would run it: it learns, writes and refuses as it says."""
 
-import contextlib
 import copy
 import dataclasses
 import json
@@ -10,33 +9,31 @@ import random
 import shlex
 import shutil
 import signal
+import statistics
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
-import little
 import pytest
 import torch
 from builders.case_files import cases
-from builders.commands import interrupt, raising, run_well, words_of
+from builders.commands import interrupt, raising, words_of
 from builders.near import assert_near
 from builders.rollouts import batch_of, rollouts_like
 from builders.runs import ALONE, config_from, credit_by
 from builders.small_models import SMALL, save_model, small_gpt2
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
-import grpo
 import harness.run
-import rewards
 import train
 from credit import batch as batches
 from credit import shear_settings
 from credit.methods import FUNCTIONS
 from credit.table import METHODS, Method, Option
 from grading.sandbox import SandboxError
-from grpo import Rollouts, score
+from grpo import Rollouts
 from harness import config, files, models, prepare
 from harness.config import with_values
 from harness.files import read_lines
@@ -44,14 +41,9 @@ from harness.launch import RunFailed
 from harness.run import Run, build_run
 from rewards import Verdict
 from shear import Weighed, shear_weights
-from tasks import lessons, toy
+from tasks import toy
+from tasks.problems import Task
 
-# Of little.py's task, which a small model learns in eight steps of a third of a second.
-LEARN = (
-    "--toy-lines 4 --toy-width 64 --warmup-steps 200 --window 4 --stride 2 --heldout 64 "
-    "--eval-groups 16 --prompts-per-step 8 --prompts-per-update 4 --steps 8 --lr 4e-4"
-)
-PLOT = harness.run.report.plot  # which other runs here do without
 QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8"  # learns nothing
 pytestmark = pytest.mark.usefixtures("no_curve")
 
@@ -107,82 +99,12 @@ def credited(
     )
 
 
-@pytest.fixture(scope="module")
-def learning(tmp_path_factory):
-    """Where LEARN wrote its run, and what it `printed`."""
-    folder = tmp_path_factory.mktemp("learning")
-    with pytest.MonkeyPatch.context() as patch, (folder / "printed").open("w") as printed:
-        for name in ("make_problem", "demonstrate", "first_error", "response_tokens"):
-            patch.setattr(toy, name, getattr(little, name))
-        patch.setattr(harness.run.report, "plot", PLOT)
-        for module in (harness.run.report, lessons):
-            patch.setattr(module, "SILENCE", 0)
-        patch.chdir(folder)
-        with contextlib.redirect_stdout(printed):
-            run_well(train, LEARN, "--threads 1 --out .")
-    return folder
-
-
-def test_shear_learns_the_embedded_task(learning):
-    """From a warm-up to a better policy: held-out accuracy up by .20; weights find the error.
-
-    Fails if credit, loss or update pull the wrong way: then accuracy stays or falls.
-    """
-    first, *_, last = read_lines(learning / "embedded-shear-1" / "metrics.jsonl")
-    before = first["before"]
-    after = last["after"]
-    for name in ("greedy", "sampled"):
-        assert after[name][0] >= before[name][0] + 0.20
-    found = after["localisation"]
-    assert found["auc"] > max(0.85, found["auc_position"])
-    printed = (learning / "printed").read_text()
-    assert max(len(line) for line in printed.splitlines()) <= 88
-    assert "greedy accuracy" in printed
-
-
-def test_a_run_leaves_what_it_promises(learning):
-    """config, metrics, samples with weights, a picture, and a folder that transformers loads."""
-    folder = learning / "embedded-shear-1"
-    config = json.loads((folder / "config.json").read_text())
-    assert config["lr"] == 4e-4 and config["window"] == 4 and "torch" in config["versions"]
-    before, *metrics, after = read_lines(folder / "metrics.jsonl")
-    assert before["before"] and after["after"]
-    assert [row["step"] for row in metrics] == list(range(1, 9))
-    first = metrics[0]
-    assert first["abs_log_ratio"] < 1e-5 and first["nbar"] > 0
-    assert first["eps_over_nbar"] == pytest.approx(0.05)
-    assert set(first["seconds"]) == {"generate", "grade", "score", "weights", "wait", "train"}
-    samples = read_lines(folder / "samples.jsonl")
-    assert len(samples) == 64
-    assert {"response", "reason", "first_error", "advantage"} <= samples[0].keys()
-    # a token's weight is the largest distance of its spans, where right opposes wrong
-    for row in samples:
-        weights = row["weights"]["shear"]
-        spans = row.get("spans", [])
-        assert len(row["tokens"]) == len(weights) and bool(spans) == (row["advantage"] != 0)
-        for place, weight in enumerate(weights):
-            covering = [far for begin, end, far, *_ in spans if begin <= place < end]
-            assert weight == pytest.approx(max(covering, default=1), abs=2e-4)
-    assert (folder / "curve.png").read_bytes()[:4] == b"\x89PNG"
-    model = AutoModelForCausalLM.from_pretrained(folder / "model")
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    logits = model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits
-    assert logits.shape[-1] == len(toy.SYMBOLS)
-    before, after = (learning / "printed").read_text().split("\n 2/8 ")
-    assert "8 prompts x 8 rollouts" in before and "\n  warm-up: 1 of 200 steps\n" in before
-    most = f"{(64 + 16 * 8) * config['max_tokens']:,}"  # greedy, and sampled
-    for printed in (before, after):
-        assert f"\n  evaluating: 64 of at most {most} tokens\n" in printed
-
-
-def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, monkeypatch, capsys):
+def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, capsys):
     """Drawn rewards give an untrained model weights, a gradient, a checkpoint and a saved model.
 
     Its own responses are never right.
     """
-    grade_all = Mock(wraps=rewards.grade_all)
-    monkeypatch.setattr("tasks.problems.grade_all", grade_all)
-    assert run(tmp_path, quick, "--smoke --steps 1 --eval-groups 2") == 0 and grade_all.called
+    assert run(tmp_path, quick, "--smoke --steps 1 --eval-groups 2") == 0
     before, step, _ = read_lines(tmp_path / "smoke-1" / "metrics.jsonl")
     assert before["before"]["sampled"][0] == step["reward"] == 0.5
     assert step["grad_norm"] > 0 and step["weight_std"] > 0
@@ -193,7 +115,17 @@ def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, monkeypa
     assert harness.run.free_name(config_from(["--smoke", "--out", str(tmp_path)])) == "smoke-2"
 
 
-def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch, unequal):
+def test_a_smoke_test_grades_too(quick):
+    """Its verdicts alternate, and every response that is whole has gone through the grader."""
+    run = assembled(quick, "--smoke")
+    grade = Mock(return_value=Verdict(0.0, "wrong"))
+    rollouts = sampled(run, 2, 4)
+    verdicts = dataclasses.replace(run.task, grade=grade).verdicts(run.task.train[:2], rollouts)
+    assert [verdict.reward for verdict in verdicts] == [0, 1] * 4
+    assert grade.call_count == (~rollouts.truncated).sum() > 0
+
+
+def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch):
     """Two whole steps have the same losses, gradient norms and weights.
 
     So methods differ in one place only.
@@ -205,7 +137,7 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch
     monkeypatch.setattr(shear_settings, "weigh_group", weigh_alike)
     found = []
     for name in ("grpo", "shear"):
-        flags = f"--prompts-per-step 4 --steps 2 --name {name} --method {name}"
+        flags = f"--smoke --prompts-per-step 4 --steps 2 --name {name} --method {name}"
         assert run(tmp_path, quick, flags) == 0
         steps = read_lines(tmp_path / name / "metrics.jsonl")[1:3]
         metrics = ("loss", "grad_norm", "clip_share", "reward", "entropy")
@@ -346,28 +278,33 @@ def test_a_filler_row_counts_for_nothing(quick, monkeypatch):
     assert train.update(run, batch, 0) == plain and plain["grad_norm"] > 0
 
 
-def test_held_out_accuracy_is_that_of_known_verdicts(quick, monkeypatch):
+def with_verdicts(task: Task, verdicts: Callable[[list[dict], Rollouts], list[Verdict]]) -> Task:
+    """The task, whose verdicts are those of a function of problems and rollouts."""
+    kind = type("Known", (Task,), {"verdicts": lambda self, *parts: verdicts(*parts)})
+    return kind(**vars(task))
+
+
+def test_held_out_accuracy_is_that_of_known_verdicts(quick):
     """One greedy response each; sampled, means of problems 2/3, 0 and none: 1/3 ± 1/3.
 
     The error is clustered by problem.
     """
-    run = assembled(quick, "--eval-groups 3 --temperature .7")
-    run.task = dataclasses.replace(run.task, first_error=None)
+    run = assembled(quick, "--eval-groups 3")
     sampled_scores = [1, 1, 0, *[None] * 5, *[0] * 8, *[None] * 8]
-    answers = [(9, [1.0, 0.0, None, 1.0]), (14, sampled_scores)]
+    scores = iter([[1.0, 0.0, None, 1.0], sampled_scores])
     asked = []
 
-    def sample_and_grade(run, problems, count, temperature, clock):
-        length, scores = answers[len(asked)]
-        asked.append((problems, count, temperature))
-        verdicts = [Verdict(score, "known") for score in scores]
-        return SimpleNamespace(mask=torch.ones(1, length)), verdicts
+    def verdicts(problems: list[dict], rollouts: Rollouts) -> list[Verdict]:
+        asked.append((problems, rollouts.mask.sum(1).tolist()))
+        return [Verdict(score, "known") for score in next(scores)]
 
-    monkeypatch.setattr(train, "sample_and_grade", sample_and_grade)
+    heldout = run.task.heldout
+    run.task = with_verdicts(dataclasses.replace(run.task, first_error=None), verdicts)
     result = train.evaluate(run, 0)
-    assert asked == [(run.task.heldout, 1, 0.0), (run.task.heldout[:3], 8, 0.7)]
+    assert [problems for problems, _ in asked] == [heldout, heldout[:3]]
     assert result["greedy"] == pytest.approx((2 / 3, 1 / 3, 3))
-    assert result["sampled"] == pytest.approx((1 / 3, 1 / 3, 11)) and result["length"] == 14
+    assert result["sampled"] == pytest.approx((1 / 3, 1 / 3, 11))
+    assert result["length"] == statistics.median(asked[1][1])
 
 
 def test_code_problems_train_and_infra_errors_are_counted(
@@ -434,7 +371,7 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
     assert ours[2].abs().max() == 0
 
 
-def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch, unequal):
+def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch):
     """Blocks of a group, two, or all give the same token advantages and log-probabilities.
 
     States never leave a block.
@@ -444,14 +381,14 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch, 
     seen = []
     found = []
 
-    def noted(policy, rollouts, **options):
-        scored = score(policy, rollouts, **options)
+    def noted(block, context, **options):
         most = max(batches.BLOCK_TOKENS, of_a_group)
-        assert len(scored.hidden) == rollouts.mask.sum() <= most
-        seen.append(len(rollouts.texts))
-        return scored
+        assert len(block.hidden) == block.rollouts.mask.sum() <= most
+        seen.append(len(block.rollouts.texts))
+        return shear(block, context, **options)
 
-    monkeypatch.setattr(batches, "score", noted)
+    shear = FUNCTIONS["shear"]
+    monkeypatch.setitem(FUNCTIONS, "shear", noted)
     problems = run.task.train[:5]
     verdicts = [Verdict(row % 2.0, "drawn") for row in range(40)]
     for tokens in (1, 2 * of_a_group, 2**20):
@@ -470,7 +407,7 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch, 
     assert first.token_advantages.abs().max() > 0.01
 
 
-def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick, monkeypatch):
+def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick):
     """It replaces no others, with other problems, each with its own rollouts and verdicts.
 
     N bounds the rounds.
@@ -480,7 +417,7 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick, monkeypatch):
     mixed = [1.0, 0.0, 1.0, 0.0]
     equal = {1: [1.0] * 4, 3: [0.0] * 4, 5: [None, None, None, 0.0]}
 
-    def verdicts(task, problems, rollouts):
+    def verdicts(problems: list[dict], rollouts: Rollouts) -> list[Verdict]:
         """Verdicts of equal rewards in the groups 1 and 3 of the problems that are sampled at once.
 
         Group 5 has one verdict alone.
@@ -489,7 +426,7 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick, monkeypatch):
         of_groups = [equal.get(group, mixed) for group in range(len(problems))]
         return [Verdict(score, "drawn") for scores in of_groups for score in scores]
 
-    monkeypatch.setattr(type(run.task), "verdicts", verdicts)
+    run.task = with_verdicts(run.task, verdicts)
     for most, expected in (1, 3), (9, 3 + 1):
         drawn.clear()
         run.config = with_values(run.config, {"dynamic_sampling": most})
@@ -548,23 +485,20 @@ def test_a_method_is_one_function_and_one_entry(tmp_path, quick, monkeypatch, as
 
 
 @pytest.mark.parametrize("method", ["sdpo", "grpo"])
-def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(
-    quick, monkeypatch, method
-):
+def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(quick, method):
     """Two groups of four, the second without credit: the mean is over all tokens.
 
-    For sdpo it is over the first's.
+    For sdpo it is over the first's. Where the policy is the one that sampled, the loss is minus the
+    sum of the token advantages over the number of tokens.
     """
     run = assembled(quick, "--method", method)
     rollouts = sampled(run, 2, 4)
-    loss = Mock(wraps=grpo.policy_loss)
     token_advantages = 1.0 * rollouts.mask
     token_advantages[4:] = 0
     batch = credited(run, rollouts, old_log_probs(run, rollouts), token_advantages)
-    monkeypatch.setattr(train, "policy_loss", loss)
-    train.backward(run, batch, torch.arange(8))
+    metrics = train.backward(run, batch, torch.arange(8))
     counted = rollouts.mask[: 4 if method == "sdpo" else 8].sum()
-    assert {call.args[4] for call in loss.call_args_list} == {int(counted)}
+    assert metrics["loss"] == pytest.approx(-(token_advantages.sum() / counted).item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("method", [*METHODS, "grpo+shear", "rlsd+pure"])
@@ -581,15 +515,14 @@ def test_grpo_does_not_keep_hidden_states(quick, monkeypatch):
     """At the paper's sizes they are 11 GB that nothing would read."""
     kept = []
 
-    def noted(*_, keep_hidden, **limits):
-        kept.append(keep_hidden)
-        interrupt()
+    def noted(batch, context, **options):
+        kept.append(batch.hidden is not None)
+        return 1.0 * batch.rollouts.mask
 
-    monkeypatch.setattr(batches, "score", noted)
     for method in ("grpo", "shear"):
+        monkeypatch.setitem(FUNCTIONS, method, noted)
         run = assembled(quick, "--method", method)
-        with pytest.raises(KeyboardInterrupt):
-            old_log_probs(run, sampled(run, 1))
+        old_log_probs(run, sampled(run, 1))
     assert kept == [False, True]
 
 
@@ -630,13 +563,16 @@ def math_data(tmp_path) -> str:
 def test_a_model_that_never_fits_is_refused_before_it_is_read(
     qwen_folder, tmp_path, monkeypatch, assert_refused
 ):
-    """Status 2, the need, and no folder; --force goes on to the weights."""
-    monkeypatch.setattr(prepare.memory, "room_gb", lambda device: 0.0001)
-    monkeypatch.setattr(models, "load_model", interrupt)
-    flags = words_of(math_data(tmp_path), "--model", qwen_folder, "--name small --out", tmp_path)
+    """Status 2, the need, and no folder; --force goes on to the weights, which are missing here."""
+    folder = shutil.copytree(qwen_folder, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")  # the ranks that share this machine
+    flags = words_of(math_data(tmp_path), "--device cpu --name small --out", tmp_path)
+    flags += ["--model", str(folder)]
     message = "more GPUs or a smaller model, or continue with --force"
     assert_refused(train.main, flags, message)
-    assert train.main([*flags, "--force"]) == 130 and not (tmp_path / "small").exists()
+    assert_refused(train.main, [*flags, "--force"], "cannot be loaded")
+    assert not (tmp_path / "small").exists()
 
 
 def with_config(**changes):
@@ -705,7 +641,7 @@ def test_a_folder_that_would_train_wrongly_is_refused(
     assert_refused(train.main, flags, "error: --", words)
 
 
-def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys, unequal):
+def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys):
     """After a signal during an update the step's row is written, and its weights are saved.
 
     The second time, they are not. The signals are real; the first is SIGTERM, as Slurm sends it.
@@ -722,7 +658,7 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys,
         return load_file(f"{folder}/model.safetensors")["model.norm.weight"]
 
     monkeypatch.setattr(train, "backward", press)
-    flags = f"{quick} --method grpo --eval-groups 1 --heldout 1"
+    flags = f"{quick} --smoke --method grpo --eval-groups 1 --heldout 1"
     once = tmp_path / "once"
     assert run(tmp_path, flags, "--prompts-per-update 8 --steps 5 --name once") == 130
     before, *steps = read_lines(once / "metrics.jsonl")
