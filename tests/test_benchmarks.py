@@ -18,6 +18,7 @@ import torch
 from builders.case_files import cases, text_of
 from builders.commands import MakesAFolder
 from builders.runs import ALONE
+from builders.stand_ins import hear_no_other_ranks, replace_sampler
 from datasets import Dataset, config
 
 from grpo import Rollouts
@@ -68,7 +69,7 @@ def stand_in(monkeypatch):
             calls.append(dict(prompts=prompts, asked=(max_tokens, temperature), draw=draw))
             return Rollouts(ids, ids > 0, ids, ids > 0, torch.tensor(cut), texts)
 
-        monkeypatch.setattr(evaluation, "fast_rollout", rollout)
+        replace_sampler(monkeypatch, rollout)
         return calls
 
     return put
@@ -257,16 +258,20 @@ def test_bad_rows_are_one_sentence(load):
             load(case["set"], [case["row"]])
 
 
-def test_names_and_suites_are_loaded_once_and_others_refused(monkeypatch):
-    """Sets come in the order asked for; a refusal lists the names that exist."""
+def test_names_and_suites_are_loaded_once_and_others_refused(tmp_path):
+    """Sets come in the order asked for, from their files; a refusal lists the names that exist."""
 
     def load_all(names, *data):
         return benchmarks.load_sets(names, data, make_embedded=lambda: "embedded")
 
-    monkeypatch.setattr(benchmarks, "load_benchmark", lambda name, files, flag: (name, *files))
-    expected = [(name,) for name in SUITES["math"]]
-    expected[SUITES["math"].index("amc23")] += ("FILE",)
-    assert load_all(["MATH", "aime24"], "amc23=FILE") == expected
+    data = []
+    for name in SUITES["math"]:
+        path = tmp_path / f"{name}.jsonl"
+        write_rows(path, [PUBLISHED[name]["row"]])
+        data.append(f"{name}={path}")
+    loaded = load_all(["MATH", "aime24"], *data)
+    assert [each.benchmark.name for each in loaded] == list(SUITES["math"])
+    assert [each.source for each in loaded] == [line.partition("=")[2] for line in data]
     assert load_all(["embedded"]) == ["embedded"]
     message = "--bench gsm8k: no such benchmark; give math, code, embedded, aime24"
     with pytest.raises(BadInput, match=message):
@@ -376,7 +381,7 @@ def test_ranks_make_together_what_one_makes(stand_in, monkeypatch, ask):
     alone = ask(loaded, TWO)
     draws = [call["draw"] for call in calls]
     calls.clear()
-    monkeypatch.setattr(evaluation.parallel, "gather", lambda value, ranks: [value])
+    hear_no_other_ranks(monkeypatch)
     parts = []
     for rank in (0, 1):
         parts += ask(loaded, TWO, Ranks(rank, 2, ALONE.device))

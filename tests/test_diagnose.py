@@ -3,8 +3,7 @@
 import functools
 import json
 from collections import Counter
-from dataclasses import replace
-from types import SimpleNamespace
+from operator import itemgetter
 from unittest.mock import Mock
 from xml.etree import ElementTree
 
@@ -14,6 +13,7 @@ import pytest
 import torch
 from builders.case_files import cases
 from builders.commands import DIAGNOSE_FLAGS, interrupt, run_well, words_of
+from builders.stand_ins import replace_sampler
 from scipy.stats import spearmanr
 from transformers import AutoModelForCausalLM
 
@@ -288,19 +288,15 @@ def test_rollout_takes_ids_as_they_are(tiny):
     assert torch.equal(by_text.prompt_ids, by_ids.prompt_ids)
 
 
-def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path, monkeypatch):
+def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path):
     """They are those of its seed and number, and the same when the group is made alone.
 
     They are not another group's. A damaged file is named, with the remedy, and not changed.
     """
-
-    def draw(*parts):
-        ids = torch.randint(20, (12,)).tolist()
-        return Prefixes({"problem": "?"}, [], [ids], [""], [False], [1.0], [""])
-
-    monkeypatch.setattr(prefixes, "sample_group", draw)
-    task = SimpleNamespace(heldout=[{}, {}, {}])
-    asked = Parts(replace(PAPER, seed=1), task, tiny[0], None), 2, 0, tmp_path
+    problem = {"problem": "a=1+2;a?\n", "answer": "3"}
+    task = Task("x", [], [problem] * 3, itemgetter("problem"), lambda *_: Verdict(1.0, "drawn"))
+    config = with_values(PAPER, {"seed": 1, "max_tokens": 12, "rollouts_per_prompt": 2})
+    asked = Parts(config, task, *tiny), 2, 0, tmp_path
     first, second = groups = prefixes.collect(*asked)
     assert first != second
     path = tmp_path / "group-0001.json"
@@ -328,6 +324,8 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
         return Prefixes(problem, prompt, responses, empty, [False] * 2, scores, empty, ends)
 
     group = sampled([1.0, 0.0], [[2, 4], [2]])
+    whole = [[4, 5, 20], [4, 5, 21], [9, 8, 22], [9, 8, 23], [4, 5, 6, 7, 20], [4, 5, 6, 7, 21]]
+    texts = tokenizer.batch_decode(whole)
     asked = []
     graded = []
 
@@ -341,18 +339,16 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
 
     def grade(text, reference):
         graded.append(text)
-        return Verdict(float(len(graded)), "counted")
+        return Verdict(1.0 + texts.index(text), "counted")
 
-    monkeypatch.setattr(prefixes, "fast_rollout", sampler)
-    monkeypatch.setattr("tasks.problems.grade_all", lambda *parts: list(map(*parts)))
+    replace_sampler(monkeypatch, sampler)
     config = with_values(PAPER, {"max_tokens": 10, "temperature": 0.7})
     parts = Parts(config, Task("x", [], [], None, grade), model, tokenizer)
     found = prefixes.continue_prefixes(parts, group, 2)
     short = [[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]]
     long = [[5, 6, 7, 4, 5, 6, 7]]
     assert asked == [(short, 2, 8, 0.7), (long, 2, 6, 0.7)]
-    whole = [[4, 5, 20], [4, 5, 21], [9, 8, 22], [9, 8, 23], [4, 5, 6, 7, 20], [4, 5, 6, 7, 21]]
-    assert graded == tokenizer.batch_decode(whole)
+    assert sorted(graded) == sorted(texts)
     assert found.continued == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]]
     batch = prefixes.score_group(group, prefixes.context_at_start(parts))
     scores = score(Policy(model), batch.rollouts, temperature=0.7, micro_tokens=99)
@@ -389,7 +385,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
 
     monkeypatch.setattr(toy, "first_error", first_error)
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=2))
-    monkeypatch.setattr(prefixes, "fast_rollout", made)
+    replace_sampler(monkeypatch, made)
     run_well(diagnose, *flags)
     assert made.called
     results = json.loads((tmp_path / "diagnose.json").read_text())
@@ -462,7 +458,7 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(
     """
     flags = solutions(tmp_path / "s.jsonl")
     out = tmp_path / "out"
-    monkeypatch.setattr(prefixes, "fast_rollout", None)  # nothing may be sampled
+    replace_sampler(monkeypatch, None)
     run_well(diagnose, flags, "--groups 1 --model", qwen_folder, "--out", out)
     printed = capsys.readouterr().out
     results = json.loads((out / "diagnose.json").read_text())

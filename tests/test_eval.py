@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -9,11 +10,12 @@ import pytest
 from builders.case_files import ROOT, cases, text_of
 from builders.commands import interrupt, run_well, words_of
 from builders.small_models import save_model
+from builders.stand_ins import replace_sampler
 
 import eval as command
 import train
 from fast.rollout import fast_rollout
-from harness import evaluation, files, tables
+from harness import files, tables
 from harness.config import Embedded
 from harness.files import read_lines
 from tasks import toy
@@ -38,12 +40,15 @@ def results_of(out) -> dict:
     return json.loads((out / "results.json").read_text())
 
 
-def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monkeypatch, capsys):
+def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, capsys):
     """The printed numbers are those of generations.jsonl and of results.json.
 
     `--from` prints them again without a model.
     """
     out = tmp_path / "out"
+    models = [
+        shutil.copytree(folder, tmp_path / name) for folder, name in zip(models, "ab", strict=True)
+    ]
     run_well(command, "--model", *models, SMALL, "--out", out, "--seeds 0 3 --pass-at 1 4")
     path = out / "generations.jsonl"
     printed = capsys.readouterr().out
@@ -53,7 +58,7 @@ def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monke
     columns = "model benchmark seed block problem sample score reason tokens limit response"
     assert made[0].keys() == set(columns.split())
     written = (out / "results.json").read_text()
-    first, second = models
+    first, second = map(str, models)
     found = results["results"][first]["embedded"]
     mean = sum(row["score"] for row in made if row["model"] == first) / 80
     assert [found["mean"], found["pass@1"]] == pytest.approx([mean] * 2)
@@ -69,7 +74,8 @@ def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monke
     ):
         assert words in printed
     assert "NOTE" not in printed
-    monkeypatch.setattr(command, "load_model", None)  # nothing may be loaded
+    for folder in models:
+        shutil.rmtree(folder)
     run_well(command, "--from", out, "--pass-at 1 4")
     assert (out / "results.json").read_text() == written and capsys.readouterr().out == printed
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-3]))
@@ -88,12 +94,12 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
     run_well(command, *asked, tmp_path / "whole")
     whole = (tmp_path / "whole" / "generations.jsonl").read_text()
     calls = [fast_rollout, fast_rollout, interrupt]
-    monkeypatch.setattr(evaluation, "fast_rollout", lambda *a, **o: calls.pop(0)(*a, **o))
+    replace_sampler(monkeypatch, lambda *parts, **options: calls.pop(0)(*parts, **options))
     assert command.main(part) == 130
     assert whole.startswith(path.read_text()) and len(read_lines(path)) == 32
     path.write_text(path.read_text()[:-20])  # as a kill in the middle of a line would leave it
     sampler = Mock(wraps=fast_rollout)
-    monkeypatch.setattr(evaluation, "fast_rollout", sampler)
+    replace_sampler(monkeypatch, sampler)
     for _ in range(2):
         run_well(command, *part)
         assert path.read_text() == whole and sampler.call_count == 2
@@ -137,7 +143,7 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys, assert_refused):
     assert_refused(command.main, ["--from", out], "settings.json has no replay on replay")
 
 
-def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsys, assert_refused):
+def test_a_run_measures_itself_as_eval_does(models, tmp_path, capsys, assert_refused):
     """`train.py --eval-every` and `eval.py` on the checkpoints agree to the last row.
 
     They do so after --resume, too.
@@ -169,7 +175,7 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     assert [row["response"] for row in rows if row["model"] == made[1]] == texts
     assert "SELECTED ON THE TEST SETS" in printed
     assert results["selection"][str(run)]["last"] == "step-000003"
-    monkeypatch.setattr(command, "load_model", None)  # nothing may be loaded
+    (run / "model").rename(tmp_path / "away")
     run_well(command, "--runs", run, run)
     assert "last" in capsys.readouterr().out
     run_well(train, "--resume", run, "--steps 4 --eval-every 0")

@@ -12,12 +12,12 @@ import torch
 from builders.commands import words_of
 from builders.rollouts import rollouts_of
 from builders.runs import ALONE, config_from
+from builders.stand_ins import hear_no_other_ranks, replace_sampler
 from transformers import AutoTokenizer
 
-import harness.run
 import train
 from credit import teacher
-from harness import evaluation, parallel, prepare
+from harness import prepare
 from harness.files import append_rows
 from harness.parallel import Ranks
 from harness.prepare import give_lessons, load_parts
@@ -134,11 +134,9 @@ def asked(starts, monkeypatch):
         orders.append(minibatch.tolist())
         return dict.fromkeys(("loss", "clip_share", "abs_log_ratio", "grad_norm"), 0.0)
 
-    for module in (harness.run, evaluation):
-        monkeypatch.setattr(module, "fast_rollout", rollout)
+    replace_sampler(monkeypatch, rollout)
+    hear_no_other_ranks(monkeypatch)
     monkeypatch.setattr(train, "backward", backward)
-    monkeypatch.setattr(parallel, "gather", lambda value, ranks: [value])
-    monkeypatch.setattr(parallel, "total", lambda sums, ranks: sums)
 
     def ask(
         part, *inputs, seed: int = 0, rank: int = 0, sets=sets
