@@ -1,6 +1,7 @@
 """The whole of train.py on the embedded task, at a small size, with nothing replaced."""
 
 import contextlib
+import io
 import json
 
 import pytest
@@ -22,11 +23,12 @@ SMALLER = (
 def learning(tmp_path_factory):
     """The folder of a run by `python train.py` and SMALLER, with what it `printed`."""
     out = tmp_path_factory.mktemp("learning")
-    with (out / "printed").open("w") as printed, contextlib.chdir(out):
-        with contextlib.redirect_stdout(printed):
-            run_well(train, SMALLER, "--out .")
-    (out / "printed").rename(out / "embedded-shear-1" / "printed")
-    return out / "embedded-shear-1"
+    printed = io.StringIO()
+    with contextlib.chdir(out), contextlib.redirect_stdout(printed):
+        run_well(train, SMALLER, "--out .")
+    folder = out / "embedded-shear-1"
+    (folder / "printed").write_text(printed.getvalue())
+    return folder
 
 
 def test_shear_learns_the_embedded_task(learning):

@@ -41,7 +41,7 @@ from harness.launch import RunFailed
 from harness.run import Run, build_run
 from rewards import Verdict
 from shear import Weighed, shear_weights
-from tasks import toy
+from tasks import lessons, toy
 from tasks.problems import Task
 
 QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8"  # learns nothing
@@ -113,6 +113,18 @@ def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, capsys):
     printed = capsys.readouterr().out
     assert "verdicts alternate" in printed and printed.count("smoke test passed") == 1
     assert harness.run.free_name(config_from(["--smoke", "--out", str(tmp_path)])) == "smoke-2"
+
+
+def test_a_log_has_lines_while_nothing_else_is_printed(tmp_path, monkeypatch, capsys):
+    """Of the warm-up and of both evaluations, which are told the number of tokens at most."""
+    for module in (harness.report, lessons):
+        monkeypatch.setattr(module, "SILENCE", 0)
+    assert run(tmp_path, QUICK, "--smoke --warmup-steps 2 --steps 1") == 0
+    config = json.loads((tmp_path / "smoke-1" / "config.json").read_text())
+    printed = capsys.readouterr().out
+    assert "\n  warm-up: 1 of 2 steps\n" in printed
+    most = (4 + 2 * 4) * config["max_tokens"]  # greedy, and sampled
+    assert printed.count(f"\n  evaluating: 4 of at most {most:,} tokens\n") == 2
 
 
 def test_a_smoke_test_grades_too(quick):
