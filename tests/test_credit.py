@@ -8,6 +8,7 @@ import math
 import re
 import statistics
 from dataclasses import dataclass, replace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from builders.runs import config_from, recipe_with
 from builders.small_models import NumberTokenizer, add_adapter
 from torch.testing import assert_close
 
-from credit import hindsight, methods, salience
+from credit import hindsight, lora, methods, salience
 from credit.batch import Batch, Context, effective_weights
 from credit.methods import assign_credit
 from credit.salience import Answer, outcome_weights
@@ -232,12 +233,11 @@ def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, tol
 
 
 @pytest.mark.parametrize("method", ["shear", "hapo", "prm", "rlsd", "oracle"])
-def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
+def test_credit_of_blocks_is_credit_of_the_batch(method, told):
     """Whole groups with their own problems, verdicts and text need nothing of other groups."""
-    monkeypatch.setattr("credit.batch.BLOCK_TOKENS", 1)
     whole = assign(method, told)
     blocks = []
-    for number, block in enumerate(told.blocks()):
+    for number, block in enumerate(told.blocks(most=1)):
         block = replace(told, **vars(block))
         scored = score(told.policy, block.rollouts, temperature=1.0, micro_tokens=300)
         block.log_probs, block.entropies, block.hidden = scored
@@ -668,25 +668,28 @@ def test_outcome_weights_against_written_out_numbers():
     assert_close(ours[1:], mask[1:].float())  # flat importance, and no answer
 
 
-def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told, monkeypatch):
+def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told):
     """T w_t: mean 1 in each rollout; proportional to how far the adapter moves a state."""
-    change = (torch.rand(told.mask.shape) + 0.1) * told.mask
-    monkeypatch.setattr(salience, "adapter_residual", lambda *inputs: change)
+    context = context_of(told, recipe_with())
+    change = salience.adapter_residual(told.rollouts, context, told.states)
+    assert change[told.mask].std() > 0.05 * change[told.mask].mean()
     expected = change * told.lengths / change.sum(1, keepdim=True)
     assert_close(weights_of("arca", told)[:4], expected[:4], atol=1e-4, rtol=1e-4)
-    monkeypatch.setattr(salience, "adapter_residual", lambda *inputs: 0 * change)
-    assert_close(assign("arca", told), assign("grpo", told))
+    with lora.off(told.policy.model):
+        unmoved = replace(told, hidden=context.score(told.rollouts).hidden)
+    assert_close(assign("arca", unmoved), assign("grpo", told))
 
 
 @pytest.fixture
 def teacher(told, monkeypatch):
-    """The teacher's log-ratios, which a test fills in."""
+    """The teacher's log-ratios, which a test fills in; `hindsight.told_log_ratio` is a Mock."""
     ratios = torch.full_like(told.log_probs, 0.1)
-    monkeypatch.setattr(hindsight, "told_log_ratio", lambda *inputs: ratios.clone())
+    asked = Mock(side_effect=lambda *inputs: ratios.clone())
+    monkeypatch.setattr(hindsight, "told_log_ratio", asked)
     return ratios
 
 
-def test_rlsd_moves_with_the_teacher_within_its_bound(told, teacher, monkeypatch):
+def test_rlsd_moves_with_the_teacher_within_its_bound(told, teacher):
     """A right and a wrong rollout have log-ratios of .1 and -9; lam falls with the steps.
 
     lam is .5 at step 0, .25 at step 25, and 0 from step 50 on.
@@ -694,9 +697,8 @@ def test_rlsd_moves_with_the_teacher_within_its_bound(told, teacher, monkeypatch
     teacher[:, 1::2] = -9
     ratios = torch.tensor([[math.exp(0.1), 0.8], [math.exp(-0.1), 1.2]])
     for step, share in ((0, 0.5), (25, 0.25), (50, 0), (70, 0)):
-        if not share:  # the teacher is not asked
-            monkeypatch.setattr(hindsight, "told_log_ratio", None)
         assert_near(weights_of("rlsd", told, step=step)[:2, :2], 1 - share + share * ratios, 1e-5)
+    assert hindsight.told_log_ratio.call_count == 2  # without a share the teacher is not asked
 
 
 def test_serl_moves_with_a_teacher_that_sees_a_peer(told, teacher):
@@ -747,19 +749,13 @@ def test_told_log_ratio_is_that_of_the_same_response_after_another_prompt(told):
         assert_close(ours[row][inside], expected.float(), atol=1e-4, rtol=1e-4)
 
 
-def test_sdpo_and_hsd_are_told_another_right_rollout(told, monkeypatch):
+def test_sdpo_and_hsd_are_told_another_right_rollout(told, teacher):
     """SDPO shows the first other right rollout, HSD any one, after the answer.
 
     Rollouts 0 and 3 are right. SDPO's credit is the log-ratio, HSD's comes from the ratio.
     """
-    prompts = []
     delta = torch.linspace(-1, 1, told.log_probs.shape[1]).expand_as(told.log_probs)
-
-    def told_log_ratio(batch, problems, context):
-        prompts.append([problem["problem"] for problem in problems])
-        return delta.clone()
-
-    monkeypatch.setattr(hindsight, "told_log_ratio", told_log_ratio)
+    teacher[:] = delta
     ours = assign("sdpo", told, "mix=.25")
     assert_close(ours[:4], ((0.25 * told.A + 0.75 * delta) * told.mask)[:4])
     assert ours[4:].abs().max() == 0  # nobody to learn from
@@ -767,6 +763,9 @@ def test_sdpo_and_hsd_are_told_another_right_rollout(told, monkeypatch):
         assert_close(assign("hsd", told), (delta.exp() - 1) * told.mask)
     first, second = (problem["problem"] for problem in told.problems)
     right = [told.rollouts.texts[row] + "\n" for row in (0, 3)]
+    prompts = []
+    for _, problems, _ in (call.args for call in hindsight.told_log_ratio.call_args_list):
+        prompts.append([problem["problem"] for problem in problems])
     of_sdpo, *of_hsd = prompts
     assert of_sdpo == [right[1] + first] + [right[0] + first] * 3 + [second] * 4
     informed = [
@@ -777,13 +776,12 @@ def test_sdpo_and_hsd_are_told_another_right_rollout(told, monkeypatch):
     assert of_hsd[0][0] == right[1] + informed[0] and of_hsd[0][4:] == [informed[1]] * 4
 
 
-def test_attention_leans_from_focused_to_wide_tokens(told, monkeypatch):
+def test_attention_leans_from_focused_to_wide_tokens(told):
     """Low entropies weigh more before the middle of the run, high ones after it.
 
     In the middle all weigh the same; the mean is 1.
     """
-    values = torch.rand(told.mask.shape)
-    monkeypatch.setattr(salience, "attention_entropy", lambda *inputs: values)
+    values = salience.attention_entropy(told.rollouts, context_of(told, recipe_with()))
     inside = values[:4][told.mask[:4]]
     z = (inside - inside.mean()) / inside.std(correction=0)
     for step, slope in ((0, -1), (20, 0), (40, 1)):

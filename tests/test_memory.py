@@ -2,6 +2,8 @@
 
 import math
 import re
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -125,8 +127,9 @@ def plan(documented, monkeypatch):
     """A function that plans a run of 7.6B parameters, given a GPU's room and free disk in GB."""
 
     def plan(room: float, free: float, world: int, **changes) -> list[str]:
-        monkeypatch.setattr(memory, "room_gb", lambda device: room)
-        monkeypatch.setattr(memory, "free_gb", lambda folder: free)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, room * 1e9))
+        disk = SimpleNamespace(free=free * 1e9)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: disk)
         ranks = parallel.Ranks(0, world, torch.device("cuda"))
         return memory.plan(documented["large"], flags(**changes), ranks)
 

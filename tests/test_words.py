@@ -12,6 +12,7 @@ from builders.rollouts import rollouts_of
 from builders.runs import recipe_with
 from builders.small_models import SMALL, byte_tokenizer, save_model
 from tokenizers import decoders
+from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import train
@@ -141,13 +142,13 @@ def test_warm_up_teaches_the_form(monkeypatch):
         shown.append(problem["problem"])
         return problem["problem"] + "\n"
 
-    def policy(*parts, **packing):
-        policy = Policy(*parts, **packing)
-        policy.register_forward_pre_hook(lambda policy, inputs: seen.append(inputs[0]))
-        return policy
+    def note(module: torch.nn.Module, inputs: tuple) -> None:
+        if isinstance(module, Policy):
+            seen.append(inputs[0])
 
-    monkeypatch.setattr(words, "Policy", policy)
+    hook = register_module_forward_pre_hook(note)
     first = words.warm_up(model, tokenizer, prompt, set(), steps=1, seed=0)
+    hook.remove()
     monkeypatch.setattr(words, "LR", 1e-2)
     last = words.warm_up(model, tokenizer, prompt, set(), steps=15, seed=1)
     assert first == pytest.approx(math.log(len(tokenizer)), abs=0.5)  # nats per token
