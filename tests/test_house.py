@@ -34,13 +34,13 @@ ROOMS = dict(
     root=7745,
     fast=2703,
     grading=9584,
-    tasks=7618,
+    tasks=7629,
     credit=10283,
     harness=15592,
     integrations=2786,
     studies=10723,
     learn=1890,
-    tests=72932,
+    tests=72947,
 )
 # Constructs that make a line hard to read, outside of tests, at most.
 DENSITY = {
