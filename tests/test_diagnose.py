@@ -435,7 +435,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     for name in config:
         files.write_whole(path, json.dumps(config | {name: "other"}))
         assert_refused(diagnose.main, flags, "other")
-    assert len(config) == 19
+    assert len(config) == 20
 
 
 def solutions(path, **changed) -> str:

@@ -15,7 +15,7 @@ from builders.stand_ins import replace_sampler
 import eval as command
 import train
 from fast.rollout import fast_rollout
-from harness import files, tables
+from harness import evaluation, files, tables
 from harness.config import Embedded
 from harness.files import read_lines
 from tasks import toy

@@ -90,6 +90,7 @@ def test_two_ranks_and_a_resumed_run_train_on_the_reward_that_was_asked_for(flag
         ("FOLDER/rewards.py", "Empty module name"),
         ("FOLDER/broken.py:grade", "division by zero"),
         ("FOLDER/broken.txt:grade", "No module named"),
+        ("FOLDER/script.py:grade", "it ends the program"),
         ("no_such_module:grade", "No module named 'no_such_module'"),
         ("math:pi", "is not a callable object"),
         ("math:sqrt", "too many positional arguments"),
@@ -101,6 +102,7 @@ def test_a_reward_that_cannot_be_called_is_refused_first(
     """One sentence, status 2, and nothing is loaded or written."""
     (tmp_path / "broken.py").write_text("1 / 0")
     monkeypatch.setattr(models, "load_outline", raising(AssertionError("a model is loaded")))
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(0)")
     reward = text.replace("FOLDER", str(tmp_path))
     words = words.replace("FOLDER", str(tmp_path))
     assert_refused(train.main, [*flags[:-1], reward], f"--reward {reward}: cannot be read (", words)
