@@ -657,6 +657,8 @@ def other(family, sizes=SMALL, **more):
         (template("{% import 'os' as os %}"), "--template chat: cannot be read"),
         (missing_tokenizer, "its tokenizer is missing"),
         (other("granite", logits_scaling=4), "not head(last hidden state)"),
+        (other("gemma2", final_logit_softcapping=30.0), "not head(last hidden state)"),
+        (other("llama4_text", num_local_experts=2), "not head(last hidden state)"),
         (
             other("falcon_h1", mamba_d_ssm=64, mamba_n_heads=4),
             "rank 2: [PEFT:PeftType.LORA] Module 'out_proj' is",
