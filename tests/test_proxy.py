@@ -1,22 +1,23 @@
 """wire.py, proxy.py and judge.py of grading/inside/, between tests and candidate.
 
-What crosses between the two, and who decides a comparison.
+What crosses the wall between the two, who decides a comparison, and what is decided beside.
 """
 
 import collections
 import datetime
 import decimal
 import fractions
+import io
 import math
 import socket
 import sys
 import threading
+import types
 
 import judge
 import numpy
 import proxy
 import pytest
-import wire
 
 
 @pytest.fixture
@@ -29,7 +30,8 @@ def link(monkeypatch):
         names: dict = {}
         exec(source, names)
         inside, outside = socket.socketpair()
-        serving = (inside.makefile("rwb"), names, proxy.Printed())
+        stdout = io.TextIOWrapper(io.BytesIO())
+        serving = (inside.makefile("rwb"), names, stdout)
         threading.Thread(target=proxy.serve, args=serving, daemon=True).start()
         ends.append(outside)
         return proxy.Link(outside.makefile("rwb"))
@@ -46,7 +48,9 @@ def link(monkeypatch):
         [1, [2, []]], (1, (2,), ()), {1, 2}, frozenset({(1, 2)}), {(1, 2): {3}, None: [4], 1.5: {"a": ()}},
         collections.deque([1, 2]), decimal.Decimal("1.10"), fractions.Fraction(1, 3),
         datetime.date(2026, 1, 2), datetime.datetime(2026, 1, 2, 3, 4, 5), datetime.timedelta(days=1, microseconds=2),
-        [{"a": [True, False]}, {"tuple": 1}, {"handle": [0, False]}],
+        [{"a": [True, False]}, {"tuple": 1}, {"object": [0, []]}], datetime.timezone(datetime.timedelta(hours=1)),
+        collections.Counter("aab"), collections.OrderedDict(b=1, a=2), collections.defaultdict(list, a=[1]),
+        collections.namedtuple("Point", "x y")(1, (2,)), bytearray(b"a"),
     ],
 )  # fmt: skip
 def test_plain_data_crosses_unchanged(value, link):
@@ -102,14 +106,26 @@ def test_an_object_that_always_agrees_never_passes(claim, link):
 
 
 @pytest.mark.parametrize(
+    "value",
+    [
+        b"[[[1]]]", b'{"set": [[[[1]]], [], []]}', b'{"dict": [[], [], [[[], 1]]]}', b'{"unknown": 1}', b'{"a": 1, "b": 2}',
+        b'{"set": [[], [1], []]}', b'{"Decimal": [["x"], [], []]}', b'{"object": "a"}', b'{"object": ["a", []]}',
+        b'{"object": [0, ["__add__"]]}', b'{"builtin": "print"}', b'{"class": [["builtins", "print"]]}', b'{"array": 1}',
+        b'{"tuple": [[1], ["P", ["class"]]]}', b'{"error": [[["builtins", "print"]], {"dict": [[], [], []]}, null, ""]}',
+    ],
+)  # fmt: skip
+def test_a_forged_value_is_the_candidates_end(value):
+    """Also as an exception; the link stays dead."""
+    for message in (b'[false, %s, [], ""]', b'[true, %s, [], ""]'):
+        if b"[[[1]]]" not in value or b"true" in message:  # a list is a value
+            test_what_is_no_message_is_the_candidates_end(message % value)
+
+
+@pytest.mark.parametrize(
     "message",
     [
         b"", b"not json", b"NaX", b"\xff", b"[" * 100_000, b'{"tuple": [  ' * 7_000, b"3", b"[1]", b"null", b"{}",
-        b'"raise"', b'{"value": {"set": [[[1]]]}}', b'{"value": {"dict": [[[[], 1]]]}}', b'{"value": {"unknown": 1}}',
-        b'{"value": {"a": 1, "b": 2}}', b'{"value": {"int": "zz"}}', b'{"value": {"handle": ["a", false]}}',
-        b'{"value": {"Decimal": ["x"]}}', b'{"raise": [["object"], []]}', b'{"raise": 1}',
-        b'{"value": {"handle": "a"}}', b'{"value": {"Fraction": [1, 0]}}', b'{"raise": {"error": [1, [], []]}}',
-        b'{"raise": {"error": [null, [["builtins", "print", 1]], []]}}',
+        b"[false, 1, []]", b'[false, 1, 2, ""]', b'[true, 1, [], ""]', b'[false, {"set": [[1]]}, [], ""]',
     ],
 )  # fmt: skip
 def test_what_is_no_message_is_the_candidates_end(message):
@@ -121,9 +137,14 @@ def test_what_is_no_message_is_the_candidates_end(message):
         for _ in range(2):
             with pytest.raises(proxy.Died):
                 link.ask("call", 1)
-        assert link.dead
-        with pytest.raises(ValueError, match="too long"):
-            wire.send(outside.makefile("rwb"), "four", limit=5)
+        assert link.dead == "crashed"
+
+
+def test_a_message_has_a_limit_and_a_reason(link, monkeypatch):
+    """Which says that the candidate sent too much."""
+    monkeypatch.setattr(proxy, "MAX_MESSAGE", 1000)
+    tests = {"asserts": ["assert len(f(2)) == 2", "assert len(f(2000)) == 2000"]}
+    assert judge.across(link("def f(n): return 'x' * n").file, tests)[0] == "output"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +161,7 @@ def test_what_is_no_message_is_the_candidates_end(message):
         ("def f(x): raise KeyboardInterrupt", ["assert f(1) == 2"], "crashed"),
         ("def f(x): return x", ["assert f(1) = 2"], "infra_error"),
         ("def f(x): return x", ["import no_such_module", "assert f(1)"], "infra_error"),
-        ("def f(x): return x(1)", ["assert f(lambda y: y) == 1"], "infra_error"),
+        ("def f(x): return x(1)", ["assert f(lambda y: y) == 1"], "unsupported"),
         ("def f(x): return len(x)", ["assert f('x' * 2**25) == 2**25"], "correct"),
         (
             "def sorted(x): return [1]\ndef f(x): return x",
@@ -152,7 +173,62 @@ def test_what_is_no_message_is_the_candidates_end(message):
 )
 def test_asserts_are_judged_outside(source, asserts, reason, link):
     """The reason says whose fault a failure is; Python's `sorted` decides."""
-    assert judge.judge(link(source).file, {"asserts": asserts})[0] == reason
+    assert judge.across(link(source).file, {"asserts": asserts})[0] == reason
+
+
+CLASS = """
+total = 0
+class Box:
+    def __init__(self, n): self.n = n
+    def __add__(self, o): return Box(self.n + o.n)
+    def __eq__(self, o): return isinstance(o, Box) and self.n == o.n
+def f(x):
+    global total
+    total += 1
+    return x
+"""
+
+
+@pytest.mark.parametrize(
+    "test, doubt",
+    [
+        ("assert f([]) == [1]", False),
+        ("assert (Box(1) + Box(2)).n == 4", True),
+        ("b = Box(1)\nassert b.n == 4", True),
+        ("assert Box(1) + Box(2) == Box(4)", True),
+        ("assert abs(Box(2) - 12.5) < 1e-6", False),  # as of a function
+        ("import math\nassert math.floor(Box(2)) == 1", False),
+        ("def check(self): self.equal(Box(2) - 2, 0)\ncheck(f)", False),
+        ("a = []\nassert f(a) is a", True),
+        ("assert f(1) is None", False),
+        ("assert f(1) is int", False),
+        ("f(1)\nassert total == 1", True),
+        ("total = 2\nassert total == f(1)", False),
+    ],
+)
+def test_a_class_identity_or_a_global_leaves_a_failure_in_doubt(test, doubt, link):
+    """The cause says so; another failure is final."""
+    reason, cause = judge.across(link(CLASS).file, {"asserts": [test]})
+    assert reason in ("wrong", "crashed")
+    assert bool(cause) is doubt
+
+
+@pytest.mark.parametrize(
+    "test, reason",
+    [
+        ("a = []\nassert f(a) is a", "correct"),
+        ("f(1)\nassert total == 1", "correct"),
+        ("assert isclose(f(.1), .1) and (Box(1) + Box(2)).n == 3", "correct"),
+        ("if __name__ == '__main__': assert f(1) == 2", "wrong"),
+        ("f(1)\nassert total == 2", "wrong"),
+    ],
+)
+def test_beside_the_program_python_decides(test, reason, monkeypatch):
+    """The tests run in the program's module, with the library's names that they do not import."""
+    monkeypatch.setitem(sys.modules, "__main__", None)
+    module = types.ModuleType("program")
+    exec(CLASS, vars(module))
+    assert judge.beside(module, {"asserts": [test]}) == (reason, "")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ import resource
 import select
 import sys
 import time
+import types
 from _collections_abc import Callable, Iterator  # without `collections`, which is slow to import
 
 import isolation
@@ -105,9 +106,11 @@ def run_inputs(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
 
 
 def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
-    """Yield (reason, its cause) once, from the program's cell and the tests' cell.
+    """Yield (reason, its cause) once, of tests in one cell and the program in another.
 
-    The tests' cell is forked when the program's is ready.
+    The tests' cell is forked when the program's is ready. Where `judge.py` asks for it, one with
+    both follows. It knows what is expected, so nothing of it may be left: only the level `strict`
+    promises that.
     """
     import socket  # slow to import, and not needed for scripts
 
@@ -115,38 +118,46 @@ def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
     import proxy
 
     inside, outside = socket.socketpair()
+    helpers = judge.HEADER if job["helpers"] else ""
 
     def connection() -> io.BufferedRWPair:
         return socket.socket(fileno=3).makefile("rwb")
 
     def serve_program() -> None:
-        sys.stdout = stdout = proxy.Printed()
-        proxy.serve(
-            connection(),
-            run(job["program"], "program", judge.LEETCODE if job["helpers"] else ""),
-            stdout,
-        )
+        sys.stdout = io.TextIOWrapper(io.BytesIO(), "utf-8", "replace", newline="")
+        names = vars(run(job["program"], "program", helpers))
+        proxy.serve(connection(), names, sys.stdout)
+
+    def verdict(run_tests: Callable, files: dict[int, int]) -> tuple[str, str]:
+        output, report = os.pipe()
+
+        def tell() -> None:
+            os.write(4, " ".join(run_tests()).encode())
+
+        # the program may not look into a cell of tests alone
+        cell = Cell(tell, {**files, 4: report}, job, secret=bool(files))
+        os.close(report)
+        reason, data = collect(output, cell, deadline)
+        if reason == "ok":
+            reason = data.decode("utf-8", "replace") or "crashed"
+        return reason.partition(" ")[::2]
 
     program = Cell(serve_program, {3: inside.fileno()}, job)
     inside.close()
     tests = read_message()
-    output, verdict = os.pipe()
-
-    def run_tests() -> None:
-        os.write(4, " ".join(judge.judge(connection(), tests)).encode())
-
-    tester = Cell(run_tests, {3: outside.fileno(), 4: verdict}, job, secret=True)
+    reason, cause = verdict(lambda: judge.across(connection(), tests), {3: outside.fileno()})
     outside.close()
-    os.close(verdict)
-    reason, data = collect(output, tester, deadline)
     status = program.stop()
-    cause = b""
-    if reason == "ok":
-        verdict_reason, _, cause = data.partition(b" ")
-        reason = verdict_reason.decode() or "crashed"
     if reason == "crashed":
         reason = REASONS.get(status, reason)
-    yield reason, cause
+    undecided = reason == "correct" or (cause and reason != "infra_error")
+    if undecided and not helpers and job["level"] == "strict":
+        again, _ = verdict(lambda: judge.beside(run(job["program"], "program"), tests), {})
+        if again not in ("correct", "unsupported"):
+            reason = again
+        elif reason != "correct":
+            reason = "unsupported"
+    yield "infra_error" if reason == "unsupported" else reason, cause.encode()
 
 
 def collect(output: int, cell: "Cell", deadline: float) -> tuple[str, bytes]:
@@ -341,15 +352,17 @@ def inside(target: Callable, job: dict, strict: bool, stranger: int | None, secr
         os._exit(status)
 
 
-def run(source: str, name: str, helpers: str = "") -> dict:
-    """Run a source as the module `name`; returns that module's own names.
+def run(source: str, name: str, helpers: str = "") -> types.ModuleType:
+    """Run a source as the module `name`, and return it.
 
-    The names of the source `helpers` are built in. A script is `__main__`. Another name leaves out
-    what stands behind `if __name__ == "__main__"`.
+    The names of the source `helpers` are built in, but for those of builtins. A script is
+    `__main__`. Another name leaves out what stands behind `if __name__ == "__main__"`.
     """
     module = type(sys)(name)
+    names: dict = {}
+    exec(helpers, names)
     # not module.__dict__: the tests would call heapq's merge for that of a Solution
-    exec(helpers, vars(builtins))
+    vars(builtins).update(names | vars(builtins))
     module.__file__ = os.path.abspath("program.py")
     try:
         with open("program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
@@ -366,7 +379,7 @@ def run(source: str, name: str, helpers: str = "") -> dict:
         exec(code, module.__dict__)
     except SystemExit:
         pass
-    return module.__dict__
+    return module
 
 
 def limit(seconds: float, few_processes: bool) -> None:
