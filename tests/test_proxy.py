@@ -1,6 +1,6 @@
 """wire.py, proxy.py and judge.py of grading/inside/, between tests and candidate.
 
-What crosses the wall between the two, who decides a comparison, and what is decided beside.
+What crosses the wall between the two, and who decides a comparison.
 """
 
 import collections
@@ -12,7 +12,6 @@ import math
 import socket
 import sys
 import threading
-import types
 
 import judge
 import numpy
@@ -73,14 +72,12 @@ def test_arrays_are_arrays_for_tests_that_use_numpy_and_lists_for_others(link, m
 
 AGREES = """
 class Agrees:
-    def __init__(self, *args): pass
     def __eq__(self, other): return True
-    def __lt__(self, other): return True
-    __le__ = __gt__ = __ge__ = __contains__ = __lt__
+    __lt__ = __gt__ = __contains__ = __eq__
     def __sub__(self, other): return self
-    __rsub__ = __add__ = __radd__ = __mul__ = __sub__
+    __rsub__ = __sub__
     def __abs__(self): return 0
-    __float__ = __round__ = __abs__
+    __float__ = __abs__
     def __getattr__(self, name): return lambda *args: True
     def __iter__(self): return iter([])
 def f(*args): return Agrees()
@@ -90,10 +87,9 @@ def f(*args): return Agrees()
 @pytest.mark.parametrize(
     "claim",
     [
-        "f() == 1", "1 == f()", "not f() != 1", "f() < 1", "1 < f()", "abs(f() - 0.5) < 1e-6", "abs(0.5 - f()) < 1e-6",
-        "abs(f()) == 0", "float(f()) == 0", "f() + 1 == 2", "f() in [1, 2]", "1 in f()", "f().startswith('a')",
-        "f().issubset({1})", "f() is True", "isinstance(f(), int)", "[f()] == [1]", "{'a': f()} == {'a': 1}",
-        "sorted([f(), 1]) and False",
+        "f() == 1", "1 == f()", "not f() != 1", "f() < 1", "1 < f()", "abs(f() - 0.5) < 1e-6", "float(f()) == 0",
+        "f() in [1, 2]", "1 in f()", "f().startswith('a')", "f().union({1})", "f() is True", "isinstance(f(), int)",
+        "[f()] == [1]", "{'a': f()} == {'a': 1}", "sorted([f(), 1]) and False",
     ],
 )  # fmt: skip
 def test_an_object_that_always_agrees_never_passes(claim, link):
@@ -108,43 +104,24 @@ def test_an_object_that_always_agrees_never_passes(claim, link):
 @pytest.mark.parametrize(
     "value",
     [
-        b"[[[1]]]", b'{"set": [[[[1]]], [], []]}', b'{"dict": [[], [], [[[], 1]]]}', b'{"unknown": 1}', b'{"a": 1, "b": 2}',
-        b'{"set": [[], [1], []]}', b'{"Decimal": [["x"], [], []]}', b'{"object": "a"}', b'{"object": ["a", []]}',
-        b'{"object": [0, ["__add__"]]}', b'{"builtin": "print"}', b'{"class": [["builtins", "print"]]}', b'{"array": 1}',
-        b'{"tuple": [[1], ["P", ["class"]]]}', b'{"error": [[["builtins", "print"]], {"dict": [[], [], []]}, null, ""]}',
+        b"", b"not json", b"\xff", b"[" * 100_000, b'{"tuple": [  ' * 7_000, b"2]", b"1", b'{"set": [[[[1]]], [], []]}',
+        b'{"dict": [[], [], [[[], 1]]]}', b'{"unknown": 1}', b'{"a": 1, "b": 2}', b'{"set": [[], [1], []]}',
+        b'{"Decimal": [["x"], [], []]}', b'{"object": ["a", []]}', b'{"object": [0, ["__add__"]]}', b'{"builtin": "print"}',
+        b'{"class": [["builtins", "print"]]}', b'{"tuple": [[1], ["P", ["class"]]]}',
+        b'{"error": [[["builtins", "print"]], {"dict": [[], [], []]}, null, ""]}',
     ],
 )  # fmt: skip
-def test_a_forged_value_is_the_candidates_end(value):
-    """Also as an exception; the link stays dead."""
-    for message in (b'[false, %s, [], ""]', b'[true, %s, [], ""]'):
-        if b"[[[1]]]" not in value or b"true" in message:  # a list is a value
-            test_what_is_no_message_is_the_candidates_end(message % value)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        b"", b"not json", b"NaX", b"\xff", b"[" * 100_000, b'{"tuple": [  ' * 7_000, b"3", b"[1]", b"null", b"{}",
-        b"[false, 1, []]", b'[false, 1, 2, ""]', b'[true, 1, [], ""]', b'[false, {"set": [[1]]}, [], ""]',
-    ],
-)  # fmt: skip
-def test_what_is_no_message_is_the_candidates_end(message):
-    """A forged message of any kind and length is a failure, and the link stays dead."""
-    inside, outside = socket.socketpair()
-    with inside, outside:
-        inside.sendall(message + b"\n")
-        link = proxy.Link(outside.makefile("rwb"))
-        for _ in range(2):
-            with pytest.raises(proxy.Died):
-                link.ask("call", 1)
-        assert link.dead == "crashed"
-
-
-def test_a_message_has_a_limit_and_a_reason(link, monkeypatch):
-    """Which says that the candidate sent too much."""
-    monkeypatch.setattr(proxy, "MAX_MESSAGE", 1000)
-    tests = {"asserts": ["assert len(f(2)) == 2", "assert len(f(2000)) == 2000"]}
-    assert judge.across(link("def f(n): return 'x' * n").file, tests)[0] == "output"
+def test_a_forged_message_is_the_candidates_end(value):
+    """Of any kind and length, as an exception and alone; the link stays dead."""
+    for message in (b'[true, %s, [], ""]', b"%s"):
+        inside, outside = socket.socketpair()
+        with inside, outside:
+            inside.sendall(message % value + b"\n")
+            link = proxy.Link(outside.makefile("rwb"))
+            for _ in range(2):
+                with pytest.raises(proxy.Died):
+                    link.ask("call", 1)
+            assert link.dead == "crashed"
 
 
 @pytest.mark.parametrize(
@@ -158,77 +135,15 @@ def test_a_message_has_a_limit_and_a_reason(link, monkeypatch):
         ("def f(x): raise MemoryError", ["assert f(1) == 2"], "memory"),
         ("def f(x): raise ImportError", ["assert f(1) == 2"], "crashed"),
         ("def f(x): raise SystemExit", ["assert f(1) == 2"], "crashed"),
-        ("def f(x): raise KeyboardInterrupt", ["assert f(1) == 2"], "crashed"),
         ("def f(x): return x", ["assert f(1) = 2"], "infra_error"),
         ("def f(x): return x", ["import no_such_module", "assert f(1)"], "infra_error"),
         ("def f(x): return x(1)", ["assert f(lambda y: y) == 1"], "unsupported"),
-        ("def f(x): return len(x)", ["assert f('x' * 2**25) == 2**25"], "correct"),
-        (
-            "def sorted(x): return [1]\ndef f(x): return x",
-            ["assert sorted(f([2, 1])) == [1, 2]"],
-            "correct",
-        ),
-        ("def set(x): return 1\ndef f(x): return x", ["assert set(f([1])) == set([2])"], "wrong"),
+        ("def f(n): return 'x' * n", ["assert len(f(2**26)) == 2**26"], "output"),
     ],
 )
 def test_asserts_are_judged_outside(source, asserts, reason, link):
-    """The reason says whose fault a failure is; Python's `sorted` decides."""
+    """The reason says whose fault a failure is."""
     assert judge.across(link(source).file, {"asserts": asserts})[0] == reason
-
-
-CLASS = """
-total = 0
-class Box:
-    def __init__(self, n): self.n = n
-    def __add__(self, o): return Box(self.n + o.n)
-    def __eq__(self, o): return isinstance(o, Box) and self.n == o.n
-def f(x):
-    global total
-    total += 1
-    return x
-"""
-
-
-@pytest.mark.parametrize(
-    "test, doubt",
-    [
-        ("assert f([]) == [1]", False),
-        ("assert (Box(1) + Box(2)).n == 4", True),
-        ("b = Box(1)\nassert b.n == 4", True),
-        ("assert Box(1) + Box(2) == Box(4)", True),
-        ("assert abs(Box(2) - 12.5) < 1e-6", False),  # as of a function
-        ("import math\nassert math.floor(Box(2)) == 1", False),
-        ("def check(self): self.equal(Box(2) - 2, 0)\ncheck(f)", False),
-        ("a = []\nassert f(a) is a", True),
-        ("assert f(1) is None", False),
-        ("assert f(1) is int", False),
-        ("f(1)\nassert total == 1", True),
-        ("total = 2\nassert total == f(1)", False),
-    ],
-)
-def test_a_class_identity_or_a_global_leaves_a_failure_in_doubt(test, doubt, link):
-    """The cause says so; another failure is final."""
-    reason, cause = judge.across(link(CLASS).file, {"asserts": [test]})
-    assert reason in ("wrong", "crashed")
-    assert bool(cause) is doubt
-
-
-@pytest.mark.parametrize(
-    "test, reason",
-    [
-        ("a = []\nassert f(a) is a", "correct"),
-        ("f(1)\nassert total == 1", "correct"),
-        ("assert isclose(f(.1), .1) and (Box(1) + Box(2)).n == 3", "correct"),
-        ("if __name__ == '__main__': assert f(1) == 2", "wrong"),
-        ("f(1)\nassert total == 2", "wrong"),
-    ],
-)
-def test_beside_the_program_python_decides(test, reason, monkeypatch):
-    """The tests run in the program's module, with the library's names that they do not import."""
-    monkeypatch.setitem(sys.modules, "__main__", None)
-    module = types.ModuleType("program")
-    exec(CLASS, vars(module))
-    assert judge.beside(module, {"asserts": [test]}) == (reason, "")
 
 
 @pytest.mark.parametrize(

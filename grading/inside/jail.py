@@ -153,8 +153,8 @@ def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
     undecided = reason == "correct" or (cause and reason != "infra_error")
     if undecided and not helpers and job["level"] == "strict":
         again, _ = verdict(lambda: judge.beside(run(job["program"], "program"), tests), {})
-        if again not in ("correct", "unsupported"):
-            reason = again
+        if again not in ("correct", "unsupported"):  # the program may have written anything else
+            reason = again if again in REASONS.values() else "wrong"
         elif reason != "correct":
             reason = "unsupported"
     yield "infra_error" if reason == "unsupported" else reason, cause.encode()

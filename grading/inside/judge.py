@@ -40,6 +40,8 @@ HEADER = "".join(
         "functools operator io sys json typing"
     ).split()
 )
+# LeetCode's `bisect` is the function, too.
+HEADER += "bisect.__class__ = type('', (type(re),), {'__call__': staticmethod(bisect.bisect)})"
 # Names that tests may use without an import -> their modules. Left out: names that programs give to
 # functions of their own, such as `add` of operator and `sub` of re.
 LIBRARY = {"approx": "pytest", "deepcopy": "copy"}
@@ -231,17 +233,18 @@ def in_doubt(nodes: list[ast.AST], candidates: dict) -> bool:
     capital letter, and somewhere an attribute that no constant has, but not of a module or a
     parameter, an item that is set, or a comparison of two objects of one class.
     """
-    calls = [node.func for node in nodes if isinstance(node, ast.Call)]
-    functions = {*names_in(calls), *names_in(nodes, ast.Store)}
-    if any(name not in functions and not callable(candidates[name]) for name in candidates):
+    own = defined_in(nodes).union(names_in(nodes, ast.Store))
+    theirs = candidates.keys() - own
+    called = names_in(node.func for node in nodes if isinstance(node, ast.Call))
+    if any(not callable(candidates[name]) for name in theirs.difference(called)):
         return True
-    classes = {name for name in candidates.keys() - LIBRARY.keys() if name[0].isupper()}
+    classes = {name for name in theirs - LIBRARY.keys() if name[0].isupper()}
     unused = [node.value for node in nodes if isinstance(node, ast.Expr)]
-    own = defined_in(nodes) | MODULES.keys()
+    unread = defined_in(nodes) | MODULES.keys()
     for node in nodes:
         used = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
         if isinstance(node, ast.Attribute) and node not in unused:
-            used = node.attr not in OF_CONSTANTS and own.isdisjoint(names_in([node.value]))
+            used = node.attr not in OF_CONSTANTS and unread.isdisjoint(names_in([node.value]))
         elif isinstance(node, ast.Compare):
             right = set(names_in(ast.walk(node.comparators[0])))
             if isinstance(node.ops[0], ast.Is | ast.IsNot) and right - vars(builtins).keys():

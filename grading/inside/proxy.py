@@ -56,8 +56,8 @@ from wire import (
 OF_PLAIN_DATA = {"equals"}.union(*map(dir, EXACT))  # pandas has `equals`
 CONSTANTS = (str, bytes, int, float, complex, tuple, frozenset, range, types.MappingProxyType)
 OF_CONSTANTS = set().union(*map(dir, CONSTANTS))
-# asyncio, loops and unittest take these for an end, not for an error.
-QUIET = ("GeneratorExit", "CancelledError", "StopAsyncIteration", "SkipTest", "_ShouldStop")
+# asyncio and loops take these for an end, not for an error.
+QUIET = ("GeneratorExit", "CancelledError", "StopAsyncIteration")
 
 
 class Died(BaseException):
@@ -267,7 +267,7 @@ class Link:
         module, name = lineage[0]
         if module.partition(".")[0] in sys.stdlib_module_names:
             kind = getattr(sys.modules.get(module), name, None)
-            if name in QUIET:
+            if module.startswith("unittest") or name in QUIET:
                 return RuntimeError
             if isinstance(kind, type) and issubclass(kind, BaseException):
                 return kind

@@ -121,14 +121,14 @@ def send(file: BufferedRWPair, message: object) -> None:
 
 
 def receive(file: BufferedRWPair, limit: int = -1) -> Value:
-    """Receive the next message, of at most `limit` bytes.
+    """Receive the next message, of less than about `limit` bytes.
 
     Raises EOFError at the end, TooLong, and ValueError or RecursionError for what is not JSON.
     """
     data = file.readline(limit)
     if not data:
         raise EOFError
-    if len(data) == limit:
+    if len(data) >= limit > 0:
         raise TooLong
     return json.loads(data)
 
