@@ -12,7 +12,8 @@ may never end.
 
 **Code.** The program is the last complete fenced block of Python (`program_of` has the details). It
 runs in a sandbox that holds its inputs and nothing else (`grading/sandbox.py` says what the sandbox
-covers). The keys of the tests tell their kind:
+covers); tests written as code may then fail it beside the program, too. The keys of the tests tell
+their kind:
 
     {"inputs": [str], "outputs": [str]}                      a script's standard input and output
     {"fn_name": str, "inputs": [[arg]], "outputs": [value]}  calls of a function, or of a method
@@ -26,8 +27,9 @@ numbers: to 1e-6 where the expected one has a decimal point or an exponent, else
 expected 007 or 1e5 may be no number, and is compared as text.
 
 The reward is None only if grading itself failed: no process could be started, the sandbox broke, or
-the tests cannot be run. That rollout leaves its group. A failure of the response has reward 0. The
-task decides whether a response was cut at the length limit (`Task.verdicts`).
+the tests cannot be run or need what the sandbox cannot show. That rollout leaves its group. A
+failure of the response has reward 0. The task decides whether a response was cut at the length
+limit (`Task.verdicts`).
 
 Left out: problems with several alternative answers, checkers for problems with many right outputs,
 partial credit.

@@ -4,7 +4,7 @@ The supervisor has no environment and no expected outputs. It reads a job and fo
 keeper, which isolates itself, forks the program, waits for it and ends every process that the
 program has started. A script gets a cell for each input. Tests written as code take two cells with
 a socket between them: the program's, forked before the tests are read, and the tests' own
-(`judge.py`). `sandbox.py` says what protects whom from what.
+(`judge.py`). A third cell may follow, with both. `sandbox.py` says what protects whom from what.
 
 It must start in milliseconds, hence plain imports, and numbers in place of `signal` and
 `subprocess`. Standard library only. Linux only.
@@ -108,9 +108,9 @@ def run_inputs(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
 def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
     """Yield (reason, its cause) once, of tests in one cell and the program in another.
 
-    The tests' cell is forked when the program's is ready. Where `judge.py` asks for it, one with
-    both follows. It knows what is expected, so nothing of it may be left: only the level `strict`
-    promises that.
+    The tests' cell is forked when the program's is ready. After a pass, or a failure with a cause,
+    one cell with both follows, and its failure counts. It knows what is expected, so it must leave
+    nothing behind, which only the level `strict` promises.
     """
     import socket  # slow to import, and not needed for scripts
 

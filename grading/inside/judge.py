@@ -244,7 +244,8 @@ def in_doubt(nodes: list[ast.AST], candidates: dict) -> bool:
     for node in nodes:
         used = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
         if isinstance(node, ast.Attribute) and node not in unused:
-            used = node.attr not in OF_CONSTANTS and unread.isdisjoint(names_in([node.value]))
+            root = getattr(node.value, "func", node.value)
+            used = node.attr not in OF_CONSTANTS and unread.isdisjoint(names_in([root]))
         elif isinstance(node, ast.Compare):
             right = set(names_in(ast.walk(node.comparators[0])))
             if isinstance(node.ops[0], ast.Is | ast.IsNot) and right - vars(builtins).keys():

@@ -9,8 +9,9 @@ So the inside gets only the arguments of a call, and what it sends back is read 
 (`wire.py`). Any other value stays inside, and the tests get a `Handle`. It can be called, shown,
 iterated over, indexed and asked for its length, its truth and its attributes. It equals no plain
 data, and what a function returned has no method that plain data has, too: it could answer what the
-test expects. An object that the tests *built*, by a name with a capital letter, has all its methods
-once they have used it as no constant can be used. There is no arithmetic, order or hash of handles.
+test expects. An object that the tests *built*, by a name with a capital letter, has its methods:
+predicates such as `startswith`, and its own `__contains__`, once the tests have used it as no
+constant can be used. There is no arithmetic, order or hash of handles.
 
 As in any Python test, an argument that the candidate changes in place changes for the tests too.
 The candidate's exceptions are raised in the tests with their text, attributes and cause. Their
@@ -298,9 +299,11 @@ class Handle:
         if name.startswith("__array"):
             raise AttributeError(name)
         value = self._link.ask("getattr", self, name)
-        if name not in (OF_CONSTANTS if self._built else OF_PLAIN_DATA):
-            type(self)._used = self._built
-        elif isinstance(value, Handle) and not self._used:
+        hidden = name in OF_PLAIN_DATA
+        if self._built:
+            hidden = name.startswith("is") or name.endswith("with")
+            type(self)._used |= name not in OF_CONSTANTS
+        if hidden and isinstance(value, Handle) and not self._used:
             raise AttributeError(name)
         return value
 
