@@ -95,11 +95,10 @@ def run_inputs(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
         stdin = os.memfd_create("stdin")
         os.write(stdin, text.encode("utf-8", "replace"))
         os.lseek(stdin, 0, os.SEEK_SET)
-        output, stdout = os.pipe()
-        cell = Cell(lambda: run(job["program"], "__main__"), {0: stdin, 1: stdout}, job)
+        reason, data = run_cell(
+            lambda: run(job["program"], "__main__"), {0: stdin}, 1, job, deadline
+        )
         os.close(stdin)
-        os.close(stdout)
-        reason, data = collect(output, cell, deadline)
         yield reason, data
         if reason != "ok":
             return
@@ -128,43 +127,48 @@ def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
         names = vars(run(job["program"], "program", helpers))
         proxy.serve(connection(), names, sys.stdout)
 
-    def verdict(run_tests: Callable, files: dict[int, int]) -> tuple[str, str]:
-        output, report = os.pipe()
+    def run_across() -> None:
+        os.write(4, " ".join(judge.across(connection(), tests)).encode())
 
-        def tell() -> None:
-            os.write(4, " ".join(run_tests()).encode())
-
-        # the program may not look into a cell of tests alone
-        cell = Cell(tell, {**files, 4: report}, job, secret=bool(files))
-        os.close(report)
-        reason, data = collect(output, cell, deadline)
-        if reason == "ok":
-            reason = data.decode("utf-8", "replace") or "crashed"
-        return reason.partition(" ")[::2]
+    def run_beside() -> None:
+        os.write(4, judge.beside(run(job["program"], "program"), tests).encode())
 
     program = Cell(serve_program, {3: inside.fileno()}, job)
     inside.close()
     tests = read_message()
-    reason, cause = verdict(lambda: judge.across(connection(), tests), {3: outside.fileno()})
+    ended, data = run_cell(run_across, {3: outside.fileno()}, 4, job, deadline, secret=True)
     outside.close()
     status = program.stop()
+    reason, _, cause = data.decode().partition(" ")
+    reason = reason or "crashed" if ended == "ok" else ended
     if reason == "crashed":
         reason = REASONS.get(status, reason)
-    undecided = reason == "correct" or (cause and reason != "infra_error")
-    if undecided and not helpers and job["level"] == "strict":
-        again, _ = verdict(lambda: judge.beside(run(job["program"], "program"), tests), {})
-        if again not in ("correct", "unsupported"):  # the program may have written anything else
-            reason = again if again in REASONS.values() else "wrong"
-        elif reason != "correct":
+    passed = reason == "correct"
+    in_doubt = passed or (cause and reason != "infra_error")
+    if in_doubt and not helpers and job["level"] == "strict":
+        ended, data = run_cell(run_beside, {}, 4, job, deadline)
+        if data not in (b"correct", b"unsupported"):
+            reason = "wrong" if ended == "ok" else ended
+        elif not passed:
             reason = "unsupported"
     yield "infra_error" if reason == "unsupported" else reason, cause.encode()
 
 
-def collect(output: int, cell: "Cell", deadline: float) -> tuple[str, bytes]:
-    """Why a cell ended or was ended, and what it wrote to the pipe `output`.
+def run_cell(
+    target: Callable,
+    files: dict[int, int],
+    report: int,
+    job: dict,
+    deadline: float,
+    secret: bool = False,
+) -> tuple[str, bytes]:
+    """Why a new cell ended or was ended, and what it wrote to its descriptor `report`.
 
     Exits if the grader hangs up.
     """
+    output, pipe = os.pipe()
+    cell = Cell(target, {**files, report: pipe}, job, secret)
+    os.close(pipe)
     poll = select.poll()
     poll.register(output, select.POLLIN)
     poll.register(0, select.POLLIN)

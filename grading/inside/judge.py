@@ -3,10 +3,10 @@
     across(file, tests)    in a process of their own, the candidate behind a wall (`proxy.py`)
     beside(module, tests)  in the program's own process, as any harness runs them
 
-Both return (reason, cause). The reason is "correct", "wrong", "crashed", "memory", "output",
-"infra_error" if the tests cannot be run, or "unsupported" if they need what cannot cross the wall.
-A pass beside proves nothing, as the program sees there what is expected, but a failure does. A
-failure across proves nothing if it has a cause, which says where the wall differs from Python.
+Both return a reason: "correct", "wrong", "crashed", "memory", "output", "infra_error" if the tests
+cannot be run, or "unsupported" if they need what cannot cross the wall. A pass beside proves
+nothing, as the program sees there what is expected, but a failure does. A failure across proves
+nothing if it has a cause, which `across` returns, too: where the wall differs from Python.
 
 The keys of the tests tell their kind (`rewards.py` lists them). Calls with expected values run
 across alone. The tests are trusted code.
@@ -103,11 +103,11 @@ def across(file: BufferedRWPair, tests: dict) -> tuple[str, str]:
     return link.dead or reason, cause or DOUBT * in_doubt(nodes, candidates)
 
 
-def beside(module: types.ModuleType, tests: dict) -> tuple[str, str]:
-    """Run the tests in the program's own module and process."""
+def beside(module: types.ModuleType, tests: dict) -> str:
+    """Run the tests in the program's own module and process; returns the reason alone."""
     trees = read(tests)
     names = library(nodes_of(trees)) | vars(module) | {"__name__": "__main__"}
-    return outcome(lambda: execute(trees, module, names))
+    return outcome(lambda: execute(trees, module, names))[0]
 
 
 def outcome(run: Callable[[], bool]) -> tuple[str, str]:
@@ -362,7 +362,6 @@ def same(value: object, expected: object) -> bool:
             and all(same(item, expected[str(key)]) for key, item in value.items())
         )
     if isinstance(expected, float) and isinstance(value, int | float):
-        if math.isnan(expected):
-            return value != value
-        return math.isclose(value, expected, rel_tol=1e-6, abs_tol=1e-6)
+        both_nan = value != value and expected != expected
+        return both_nan or math.isclose(value, expected, rel_tol=1e-6, abs_tol=1e-6)
     return bool(value == expected)
