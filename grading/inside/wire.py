@@ -21,6 +21,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import importlib
 import json
 import time
 from collections.abc import Callable
@@ -83,7 +84,7 @@ def encode(value: Value, describe: Callable[[object], dict | None]) -> Value:
         if type(plain) is type(value):  # a long double, which Python lacks
             plain = complex(value)
         plain = encode(plain, describe)
-        return {"array": [value.dtype.str, plain]} if isinstance(plain, list) else plain
+        return {"array": [plain, value.dtype.str]} if isinstance(plain, list) else plain
     return describe(value)
 
 
@@ -99,9 +100,13 @@ def decode(data: object, resolve: Callable[[dict], object]) -> Value:
     ((name, content),) = data.items()
     if name == "bytes":
         return content.encode("latin-1")
-    if name not in TYPES:
+    if name not in TYPES and name != "array":
         return resolve(data)
     parts = decode(content, resolve)
+    if name == "array":
+        values, dtype = parts
+        # 1e9 is inf, and 3.14159 is 3.14, for half floats
+        return importlib.import_module("numpy").array(values, dtype.replace("f2", "f8"))
     if name == "tuple":
         items, named = parts
         return collections.namedtuple(*named)(*items) if named else tuple(items)
