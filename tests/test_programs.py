@@ -52,12 +52,17 @@ def graded(reward: float | None, level: str) -> dict[str, Verdict]:
     return dict(zip(names(reward), verdicts, strict=True))
 
 
-@pytest.fixture(scope="module")
-def cheats() -> dict:
+def graded_strictly(reward: float | None) -> dict[str, Verdict]:
+    """As above at the level `strict`; skips the test where it does not work."""
     try:
-        return graded(0.0, sandbox.choose_level("strict"))
+        return graded(reward, sandbox.choose_level("strict"))
     except SandboxError as error:
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def cheats() -> dict:
+    return graded_strictly(0.0)
 
 
 @pytest.fixture(scope="module")
@@ -67,11 +72,8 @@ def honest() -> dict:
 
 @pytest.fixture(scope="module")
 def undecided() -> dict:
-    try:
-        with pytest.warns(RuntimeWarning, match="differ across the wall"):
-            return graded(None, sandbox.choose_level("strict"))
-    except SandboxError as error:
-        pytest.skip(str(error))
+    with pytest.warns(RuntimeWarning, match="differ across the wall"):
+        return graded_strictly(None)
 
 
 @pytest.mark.parametrize("name", names(0.0))

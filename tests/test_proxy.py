@@ -26,11 +26,11 @@ def link(monkeypatch):
     ends = []
 
     def make(source: str) -> proxy.Link:
-        names: dict = {}
-        exec(source, names)
+        module = type(sys)("program")
+        exec(source, vars(module))
         inside, outside = socket.socketpair()
         stdout = io.TextIOWrapper(io.BytesIO())
-        serving = (inside.makefile("rwb"), names, stdout)
+        serving = (inside.makefile("rwb"), module, stdout)
         threading.Thread(target=proxy.serve, args=serving, daemon=True).start()
         ends.append(outside)
         return proxy.Link(outside.makefile("rwb"))

@@ -124,8 +124,7 @@ def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
 
     def serve_program() -> None:
         sys.stdout = io.TextIOWrapper(io.BytesIO(), "utf-8", "replace", newline="")
-        names = vars(run(job["program"], "program", helpers))
-        proxy.serve(connection(), names, sys.stdout)
+        proxy.serve(connection(), run(job["program"], "program", helpers), sys.stdout)
 
     def run_across() -> None:
         os.write(4, " ".join(judge.across(connection(), tests)).encode())

@@ -1,7 +1,7 @@
 """Across the wall: tests on the outside, the candidate on the inside, plain data between them.
 
-    serve(file, names, stdout)  inside: do what is asked with the candidate's functions and objects
-    Link(file).names(["f"])     outside: the candidate's names, for the tests (`judge.py`)
+    serve(file, module, stdout)  inside: do what is asked with the objects of the program's module
+    Link(file).names(["f"])      outside: the candidate's names, for the tests (`judge.py`)
 
 The comparison must not share a process with what is compared: a candidate could lie in `__eq__`,
 patch a builtin, walk frames to the expected value, or end the process with a friendly exit status.
@@ -76,20 +76,17 @@ class Unsupported(KeyboardInterrupt):
 
 
 class Inside:
-    """The candidate's names, and the objects that stay here, by numbers that the outside knows."""
+    """The objects that stay here, by numbers that the outside knows; 0 is the program's module."""
 
-    def __init__(self, names: dict) -> None:
-        self.names = names
-        self.objects: list = []
+    def __init__(self, module: object) -> None:
+        self.objects = [module]
         self.numbers: dict[int, int] = {}  # by id, which an object keeps while `objects` holds it
 
     def answer(self, operation: str, args: list, options: dict, keep: bool) -> list:
         """The reply to a question: no error, a value, and what became of the arguments."""
-        if operation == "name":
-            result = {name: self.names[name] for name in args if name in self.names}
-        else:  # the builtin of that name, or the operator
-            function = getattr(builtins, operation, None) or getattr(operator, operation)
-            result = function(*args, **options)
+        # the builtin of that name, or the operator
+        function = getattr(builtins, operation, None) or getattr(operator, operation)
+        result = function(*args, **options)
         # an object of the class that was called stays here, even if it extends a builtin one
         keep = keep and type(result) not in EXACT and not isinstance(result, BaseException)
         if keep and isinstance(args[0], type) and isinstance(result, args[0]):
@@ -129,9 +126,9 @@ class Inside:
         return self.objects[content]
 
 
-def serve(file: io.BufferedRWPair, names: dict, stdout: io.TextIOWrapper) -> None:
-    """Do what the tests ask with the candidate's `names` until they hang up."""
-    inside = Inside(names)
+def serve(file: io.BufferedRWPair, module: object, stdout: io.TextIOWrapper) -> None:
+    """Do what the tests ask with the objects of the candidate's module until they hang up."""
+    inside = Inside(module)
     while True:
         try:
             question = receive(file)
@@ -174,10 +171,10 @@ class Link:
         No other name is among them, whatever the inside sends.
         """
         names = {}
+        module = self.resolve({"object": [0, []]})
         for name in wanted:
-            reply = self.ask("name", name, keep=name[0].isupper())
-            if name in reply:
-                names[name] = reply[name]
+            with contextlib.suppress(AttributeError):
+                names[name] = self.ask("getattr", module, name, keep=name[0].isupper())
         return names
 
     def ask(
