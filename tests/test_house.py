@@ -33,14 +33,14 @@ FLOORS = [
 ROOMS = dict(
     root=7637,
     fast=2781,
-    grading=9584,
+    grading=8350,
     tasks=7297,
     credit=10206,
     harness=15081,
     integrations=2786,
     studies=10722,
     learn=1890,
-    tests=70778,
+    tests=70771,
 )
 # Constructs that make a line hard to read, outside of tests, at most.
 DENSITY = {

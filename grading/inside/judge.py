@@ -106,6 +106,8 @@ def across(file: BufferedRWPair, tests: dict) -> tuple[str, str]:
 def beside(module: types.ModuleType, tests: dict) -> str:
     """Run the tests in the program's own module and process; returns the reason alone."""
     trees = read(tests)
+    if "entry_point" in tests:
+        del trees[1:3]  # the prompt, with which the program begins
     names = library(nodes_of(trees)) | vars(module) | {"__name__": "__main__"}
     return outcome(lambda: execute(trees, module, names))[0]
 
@@ -231,21 +233,21 @@ def in_doubt(nodes: list[ast.AST], candidates: dict) -> bool:
 
     They read a global that is no function, or compare identity. Or they use a class: a name with a
     capital letter, and somewhere an attribute that no constant has, but not of a module or a
-    parameter, an item that is set, or a comparison of two objects of one class.
+    parameter, or a comparison of two objects of one class.
     """
-    own = defined_in(nodes).union(names_in(nodes, ast.Store))
-    theirs = candidates.keys() - own
+    defined = defined_in(nodes)
+    free = candidates.keys() - defined.union(names_in(nodes, ast.Store))
     called = names_in(node.func for node in nodes if isinstance(node, ast.Call))
-    if any(not callable(candidates[name]) for name in theirs.difference(called)):
+    if any(not callable(candidates[name]) for name in free.difference(called)):
         return True
-    classes = {name for name in theirs - LIBRARY.keys() if name[0].isupper()}
-    unused = [node.value for node in nodes if isinstance(node, ast.Expr)]
-    unread = defined_in(nodes) | MODULES.keys()
+    classes = {name for name in free - LIBRARY.keys() if name[0].isupper()}
+    no_objects = defined | MODULES.keys()
+    no_tests = [node.value for node in nodes if isinstance(node, ast.Expr)]
     for node in nodes:
-        used = isinstance(node, ast.Subscript) and not isinstance(node.ctx, ast.Load)
-        if isinstance(node, ast.Attribute) and node not in unused:
+        used = False
+        if isinstance(node, ast.Attribute) and node not in no_tests:
             root = getattr(node.value, "func", node.value)
-            used = node.attr not in OF_CONSTANTS and unread.isdisjoint(names_in([root]))
+            used = node.attr not in OF_CONSTANTS and no_objects.isdisjoint(names_in([root]))
         elif isinstance(node, ast.Compare):
             right = set(names_in(ast.walk(node.comparators[0])))
             if isinstance(node.ops[0], ast.Is | ast.IsNot) and right - vars(builtins).keys():
