@@ -59,8 +59,10 @@ REASONS = (
     "correct wrong no_answer parse_error timeout memory output crashed truncated infra_error"
 ).split()
 NUMBER = re.compile(r"(?=[-+]?\.?[0-9])([-+]?)([0-9]*)(?:\.([0-9]*))?")
-DECIMAL = re.compile(
-    r"[-+]?([0-9]{1,400}\.[0-9]{0,400}|\.[0-9]{1,400}|[0-9]{1,400}(?=e))(e[-+]?[0-9]{1,3})?", re.I
+DECIMAL = re.compile(  # within the range of floats
+    r"[-+]?([0-9]{1,300}\.[0-9]{0,400}|\.[0-9]{1,400}|"
+    r"([0-9]{1,8}\.?[0-9]{0,400}|\.[0-9]{1,400})e[-+]?[0-2]?[0-9]{1,2})",
+    re.I,
 )
 INTEGER = re.compile(r"[-+]?[0-9]{1,400}")
 DIGITS = re.compile(r"[-+]?0[0-9].*|[0-9]+e[0-9]+", re.I | re.S)  # 007 and 1e5 may be text
