@@ -65,15 +65,8 @@ def test_a_run_leaves_what_it_promises(learning):
     first = metrics[0]
     assert first["abs_log_ratio"] < 1e-5 and first["nbar"] > 0
     assert first["eps_over_nbar"] == pytest.approx(0.05)
-    assert set(first["seconds"]) == {
-        "generate",
-        "grade",
-        "score",
-        "weights",
-        "wait",
-        "train",
-        "measure",
-    }
+    phases = {"generate", "grade", "score", "weights", "wait", "train", "measure"}
+    assert set(first["seconds"]) == phases
     samples = read_lines(learning / "samples.jsonl")
     assert len(samples) == 64
     assert {"response", "reason", "first_error", "advantage"} <= samples[0].keys()
