@@ -115,7 +115,7 @@ def test_how_many_responses_are_generated_together_is_decided_once(models, tmp_p
     asked = words_of("--model", models[0], SMALL, "--out", tmp_path / "out", "--seeds")
     monkeypatch.setattr(evaluation.memory, "choose_batch", lambda *sizes: 7)
     sampler = Mock(wraps=fast_rollout)
-    monkeypatch.setattr(evaluation, "fast_rollout", sampler)
+    replace_sampler(monkeypatch, sampler)
     run_well(command, *asked, "0")
     monkeypatch.setattr(evaluation.memory, "choose_batch", lambda *sizes: 9)
     for flags, batch in (("1", 7), ("2 --generate-batch 5", 5), ("3", 5)):

@@ -22,6 +22,7 @@ from builders.near import assert_near
 from builders.rollouts import batch_of, rollouts_like
 from builders.runs import ALONE, config_from, credit_by
 from builders.small_models import SMALL, save_model, small_gpt2
+from builders.stand_ins import replace_sampler
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
