@@ -295,7 +295,8 @@ def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path):
     """
     problem = {"problem": "a=1+2;a?\n", "answer": "3"}
     task = Task("x", [], [problem] * 3, itemgetter("problem"), lambda *_: Verdict(1.0, "drawn"))
-    config = with_values(PAPER, {"seed": 1, "max_tokens": 12, "rollouts_per_prompt": 2})
+    sizes = {"max_tokens": 12, "rollouts_per_prompt": 2, "generate_batch": 2}
+    config = with_values(PAPER, {"seed": 1} | sizes)
     asked = Parts(config, task, *tiny), 2, 0, tmp_path
     first, second = groups = prefixes.collect(*asked)
     assert first != second

@@ -11,6 +11,7 @@ import shutil
 import signal
 import statistics
 from collections.abc import Callable
+from functools import partialmethod
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -418,17 +419,17 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch):
     found = []
 
     def noted(block, context, **options):
-        most = max(batches.BLOCK_TOKENS, of_a_group)
-        assert len(block.hidden) == block.rollouts.mask.sum() <= most
+        assert len(block.hidden) == block.rollouts.mask.sum() <= max(tokens, of_a_group)
         seen.append(len(block.rollouts.texts))
         return shear(block, context, **options)
 
     shear = FUNCTIONS["shear"]
+    blocks = batches.Batch.blocks
     monkeypatch.setitem(FUNCTIONS, "shear", noted)
     problems = run.task.train[:5]
     verdicts = [Verdict(row % 2.0, "drawn") for row in range(40)]
     for tokens in (1, 2 * of_a_group, 2**20):
-        monkeypatch.setattr(batches, "BLOCK_TOKENS", tokens)
+        monkeypatch.setattr(batches.Batch, "blocks", partialmethod(blocks, most=tokens))
         torch.manual_seed(0)
         batch = batches.Batch.of(sampled(run, 5), verdicts, problems)
         batch = train.with_credit(run, batch, 0, new_clock())
