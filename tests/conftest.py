@@ -125,7 +125,7 @@ def ended():
         def run(*words: str) -> Path:
             folder = Path(parent, str(len(os.listdir(parent))))
             folder.mkdir()
-            environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+            environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
             streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             done = subprocess.run(
                 [sys.executable, *words, str(folder)], env=environment, timeout=300, **streams

@@ -136,7 +136,7 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     command = words_of(
         SMALL, "--methods arca-lora-dynamic --seeds 1 2 --tuning-seeds 7 --rows", path
     )
-    run_well(compare, *command)
+    run_well(compare, command)
     printed = capsys.readouterr().out
     rows = files.read_lines(path)
     assert Counter(row["stage"] for row in rows) == dict(tune=2, confirm=4, cost=2, advantages=1)
@@ -154,7 +154,7 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     assert set(noise) == {compare.seed_of(seed) for seed in (1, 2)}
     assert steps == [0, 1] * 4
     assert printed.count("\n") == 2 + 2
-    run_well(compare, *command)
+    run_well(compare, command)
     assert capsys.readouterr().out == printed and files.read_lines(path) == rows
 
 

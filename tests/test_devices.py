@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from builders.groups import SPANS, random_group
+from builders.groups import random_group
 from builders.runs import recipe_with
 from builders.simulated_gpu import CUDA, Cuda, mark
 
@@ -93,8 +93,10 @@ def test_a_step_with_every_method(run, method):
 def test_shear_alone():
     """shear.py and sinkhorn.py without the hooks of training, against a CPU."""
     given = random_group(lengths=(9, 8, 7))
-    omega = shear_weights(*[tensor.to(CUDA) for tensor in given], **SPANS).omega
-    assert omega.is_cuda and torch.equal(omega.cpu(), shear_weights(*given, **SPANS).omega)
+    omega = shear_weights(*[tensor.to(CUDA) for tensor in given], window=6, stride=3).omega
+    assert omega.is_cuda and torch.equal(
+        omega.cpu(), shear_weights(*given, window=6, stride=3).omega
+    )
 
 
 def test_rollouts_by_generate(run):

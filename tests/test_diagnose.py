@@ -387,7 +387,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     monkeypatch.setattr(toy, "first_error", first_error)
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=2))
     replace_sampler(monkeypatch, made)
-    run_well(diagnose, *flags)
+    run_well(diagnose, flags)
     assert made.called
     results = json.loads((tmp_path / "diagnose.json").read_text())
     printed = capsys.readouterr().out

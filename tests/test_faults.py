@@ -407,5 +407,5 @@ def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch, capsys):
     assert train.main(argv) == 130
     words = capsys.readouterr().err.partition("add: ")[2].partition("\n")[0]
     monkeypatch.undo()
-    run_well(train, *argv, *shlex.split(words), "--steps 1")
+    run_well(train, argv, shlex.split(words), "--steps 1")
     assert (tmp_path / "embedded-shear-1" / "model").exists()

@@ -105,7 +105,7 @@ def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
     whole = tmp_path / "whole"
     cut = tmp_path / "cut"
     places = words_of("--model", tmp_path / "start", "--out", tmp_path)
-    run_well(train, flags, *places, "--steps 2 --name whole")
+    run_well(train, flags, places, "--steps 2 --name whole")
     shutil.copytree(whole, cut)
     shutil.rmtree(cut / "model")
     run_well(train, "--resume", cut / "checkpoints" / "step-000001")

@@ -131,7 +131,7 @@ def test_the_example_of_the_readme_runs_from_an_empty_folder(installed):
 
 def run(wheel: Path | str, folder: Path, *words: str) -> subprocess.CompletedProcess:
     """Python with the installed package, which it imports from the wheel, a zip file."""
-    environment = {**os.environ, "PYTHONPATH": str(wheel)}
+    environment = os.environ | {"PYTHONPATH": str(wheel)}
     return subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
     )

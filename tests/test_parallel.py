@@ -131,7 +131,7 @@ def on_two_ranks(folder: Path, rollouts: Rollouts, taught: str) -> None:
     # Three whole runs in this process group, without curves: two steps; one step; one more.
     parallel.leave = lambda: None
     train.report.plot = lambda *inputs: None
-    sizes = words_of(*TINY, "--out", folder, "--save-every 1 --model")
+    sizes = words_of(TINY, "--out", folder, "--save-every 1 --model")
     statuses = [
         train.main([*sizes, taught, "--steps", "2", "--name", "whole"]),
         train.main([*sizes, taught, "--steps", "1", "--name", "parts"]),

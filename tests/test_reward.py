@@ -68,7 +68,7 @@ def test_two_ranks_and_a_resumed_run_train_on_the_reward_that_was_asked_for(flag
     The built-in grader would find no answer. config.json keeps the flag, which `--resume` reads.
     """
     run = tmp_path / "run"
-    run_well(train, *flags, "--device cpu --ranks 2 --save-every 1")
+    run_well(train, flags, "--device cpu --ranks 2 --save-every 1")
     run_well(train, "--resume", run, "--steps 2")
     assert json.loads((run / "config.json").read_text())["reward"] == flags[-1]
     samples = read_lines(run / "samples.jsonl")

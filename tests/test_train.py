@@ -64,12 +64,12 @@ def quick(start) -> str:
 
 def run(tmp_path, *flags) -> int:
     """`python train.py` in this process, writing below `tmp_path`."""
-    return train.main(words_of(*flags, "--out", tmp_path))
+    return train.main(words_of(flags, "--out", tmp_path))
 
 
 def assembled(*flags) -> Run:
     """What `train.train` assembles from these flags, on one rank."""
-    parts = prepare.load_parts(config_from(words_of(*flags)), ALONE)
+    parts = prepare.load_parts(config_from(words_of(flags)), ALONE)
     return build_run(parts, None, ALONE)
 
 
