@@ -126,9 +126,13 @@ def ended():
             folder = Path(parent, str(len(os.listdir(parent))))
             folder.mkdir()
             environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
-            streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             done = subprocess.run(
-                [sys.executable, *words, str(folder)], env=environment, timeout=300, **streams
+                [sys.executable, *words, str(folder)],
+                env=environment,
+                timeout=300,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
             )
             assert done.returncode == 0, done.stdout
             (folder / "printed").write_text(done.stdout)

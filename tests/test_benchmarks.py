@@ -80,7 +80,7 @@ def ask(tiny, tmp_path):
     """`evaluate_benchmark` of the untrained model, with its generations in a file."""
 
     def evaluate(loaded, protocol=ONE, ranks=ALONE, **options) -> list[dict]:
-        sampler = Sampler(*tiny, "some/model", 0)
+        sampler = Sampler(tiny[0], tiny[1], "some/model", 0)
         path = tmp_path / "generations.jsonl"
         return evaluation.evaluate_benchmark(sampler, loaded, protocol, ranks, path, **options)
 

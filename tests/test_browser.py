@@ -126,8 +126,15 @@ def states_group():
     rows = []
     for number, score in enumerate([1, 0] * 2):
         tokens = [f"{'abcd'[number]}{place} " for place in range(24)]
-        about = dict(score=score, advantage=score - 0.5, spans=spans[number])
-        rows.append(page_row(tokens, weighed.omega[number].tolist(), **about))
+        rows.append(
+            page_row(
+                tokens,
+                weighed.omega[number].tolist(),
+                score=score,
+                advantage=score - 0.5,
+                spans=spans[number],
+            )
+        )
     return rows
 
 

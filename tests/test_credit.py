@@ -519,9 +519,8 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
     opposing side, and a fourth, whose others have no verdict, get nothing.
     """
     batch = random_batch([[1.0, 0, 0, 1], [0, 0, 1, 0], [1] * 4, [1, 1, math.nan, math.nan]])
-    limits = dict(max_iters=2000, tol=1e-5)
-    ours = assign("own-side", batch, window=4, stride=2, **limits)
-    closest = functools.partial(closest_spans, **limits)
+    ours = assign("own-side", batch, window=4, stride=2, max_iters=2000, tol=1e-5)
+    closest = functools.partial(closest_spans, max_iters=2000, tol=1e-5)
     hidden = to_padded(batch.hidden, batch.mask).double()
     for i in range(8):
         group = range(i - i % 4, i - i % 4 + 4)
@@ -531,8 +530,16 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
             rows = [i, *peers]
             first = torch.arange(len(rows)) == 0
             nbar = hidden[group][batch.mask[group]].norm(dim=-1).mean().item()
-            options = dict(window=4, stride=2, eps=0.05 * nbar, eps_unit="raw", closest=closest)
-            weighed = shear_weights(hidden[rows], batch.mask[rows], first, **options)
+            weighed = shear_weights(
+                hidden[rows],
+                batch.mask[rows],
+                first,
+                window=4,
+                stride=2,
+                eps=0.05 * nbar,
+                eps_unit="raw",
+                closest=closest,
+            )
             omega = weighed.omega[0] * weighed.nbar / nbar
         assert_close(ours[i], (batch.advantages[i] * omega).float(), atol=1e-4, rtol=1e-4)
     assert not ours[8:].any()

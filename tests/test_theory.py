@@ -109,9 +109,10 @@ def distances(side, window, own, *opposing):
     """
     hidden, mask, nbar = as_group([own, *opposing])
     correct = torch.tensor([side == "right"] + [side != "right"] * len(opposing))
-    options = dict(window=window, stride=window, eps=EPS)
     closest = functools.partial(closest_spans, max_iters=3000, tol=1e-4)
-    omega = shear_weights(hidden, mask, correct, closest=closest, **options).omega
+    omega = shear_weights(
+        hidden, mask, correct, closest=closest, window=window, stride=window, eps=EPS
+    ).omega
     return nbar * omega[0].numpy()
 
 
@@ -180,8 +181,16 @@ def test_appendix_b_w_eps_keeps_an_order_of_spans_only_beyond_eps_log_n():
     def claim(gap=1.05, reading="value"):
         own = [*7 * axes[:16], *[7 * axes[16] + gap * eps * math.log(n) * axes[17]] * n]
         hidden, mask, _ = as_group([[*7 * axes[:16], *[7 * axes[16]] * n], own])
-        settings = dict(window=n, stride=n, eps=eps, eps_unit="raw", reading=reading)
-        near, far = weights(hidden, mask, torch.tensor([1, 0]), **settings)[1, [0, n]]
+        near, far = weights(
+            hidden,
+            mask,
+            torch.tensor([1, 0]),
+            window=n,
+            stride=n,
+            eps=eps,
+            eps_unit="raw",
+            reading=reading,
+        )[1, [0, n]]
         return far > near + 1e-3
 
     sharp(claim, gap=0.8)
@@ -225,9 +234,15 @@ def test_equation_18_one_token_moves_the_distance_by_at_most_2m_over_n_so_its_ta
     cost = torch.tensor([[0.0, 2], [2, 0]])
     heads = torch.arange(n + 1) / n
     spans = torch.stack([heads, 1 - heads], 1)  # (n + 1, 2), k tokens at one of two places
-    limits = dict(eps=EPS, max_iters=3000, tol=1e-6)
     for pbar in (torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])):
-        solved = sinkhorn(cost.expand(n + 1, 2, 2), spans, pbar.expand(n + 1, 2), **limits)
+        solved = sinkhorn(
+            cost.expand(n + 1, 2, 2),
+            spans,
+            pbar.expand(n + 1, 2),
+            eps=EPS,
+            max_iters=3000,
+            tol=1e-6,
+        )
         moved = solved.value.diff().abs().max()
         sharp(lambda f=1.0, moved=moved: moved <= f * 2 * RADIUS / n + FLOOR, f=0.8)
     n = 10_000  # fair coins
@@ -523,8 +538,9 @@ def test_theorems_carry_over_to_the_weights_of_algorithm_1():
         spans += [(row, *bounds) for bounds in span_bounds(length, window, 4)]
     hidden, mask, nbar = as_group(rollouts)
     closest = functools.partial(closest_spans, max_iters=3000)
-    options = dict(window=window, stride=4, eps=EPS, closest=closest)
-    weighed = shear_weights(hidden, mask, torch.tensor(correct), **options)
+    weighed = shear_weights(
+        hidden, mask, torch.tensor(correct), window=window, stride=4, eps=EPS, closest=closest
+    )
     omega = weighed.omega.numpy()[mask > 0]
     of_token, at = mask.nonzero().T.numpy()[:, :, None]  # (N, 1) rollouts and places of tokens
     row, start, end = np.array(spans).T  # (K,)

@@ -133,8 +133,15 @@ def test_warm_up_teaches_the_form(monkeypatch):
     and responses end with the stop token.
     """
     tokenizer = byte_tokenizer()
-    sizes = dict(hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            intermediate_size=96,
+        )
+    )
     seen = []
     shown = []
 

@@ -98,7 +98,6 @@ def race_problem(name, seed=0, window=8, stride=4):
     def solve(reading, blocks, a, b):
         return getattr(sinkhorn(blocks, a, b, eps=eps, max_iters=100, tol=1e-3), reading).float()
 
-    given = costs, right.spans, wrong.spans
-    values = every_pair(*given, partial(solve, "value"))
-    iterations = every_pair(*given, partial(solve, "iterations"))
+    values = every_pair(costs, right.spans, wrong.spans, partial(solve, "value"))
+    iterations = every_pair(costs, right.spans, wrong.spans, partial(solve, "iterations"))
     return (costs, right, wrong, eps), values.clamp_min(0.0), iterations.long()

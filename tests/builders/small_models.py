@@ -56,14 +56,26 @@ def turns_tokenizer(*special: str, template: str | None = CHAT_TEMPLATE):
 
 def small_gpt2():
     """A model whose positions are absolute."""
-    ids = dict(vocab_size=29, bos_token_id=1, eos_token_id=1)
-    return GPT2LMHeadModel(GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=4, **ids)).eval()
+    return GPT2LMHeadModel(
+        GPT2Config(
+            n_positions=64,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            vocab_size=29,
+            bos_token_id=1,
+            eos_token_id=1,
+        )
+    ).eval()
 
 
 def small_mixtral():
     """A model with experts, for the embedded task's vocabulary."""
-    ids = dict(vocab_size=29, bos_token_id=None, eos_token_id=None)
-    return MixtralForCausalLM(MixtralConfig(num_local_experts=4, **SMALL, **ids)).eval()
+    return MixtralForCausalLM(
+        MixtralConfig(
+            num_local_experts=4, **SMALL, vocab_size=29, bos_token_id=None, eos_token_id=None
+        )
+    ).eval()
 
 
 def save_model(folder, model, tokenizer=None) -> str:
