@@ -101,21 +101,19 @@ def credited(
     )
 
 
-def test_the_default_of_generate_batch_is_decided_once(
-    tmp_path, quick, monkeypatch, capsys, unequal
-):
+def test_the_default_of_generate_batch_is_decided_once(tmp_path, quick, monkeypatch, capsys):
     """The plan says it, config.json keeps it, and a resumed run takes it from there.
 
     The sampled tokens depend on it, and a run may be resumed on another machine.
     """
     monkeypatch.setattr(prepare.memory, "choose_batch", lambda *sizes: 5)
-    flags = "--method grpo --steps 1 --prompts-per-step 2 --prompts-per-update 2 --name run"
+    flags = "--smoke --method grpo --steps 1 --prompts-per-step 2 --prompts-per-update 2 --name run"
     assert run(tmp_path, quick, flags) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert " tokens, 5 generated at a time; 1 update(s) per step" in printed
     monkeypatch.setattr(prepare.memory, "choose_batch", lambda *sizes: 9)
     sampler = Mock(wraps=harness.run.fast_rollout)
-    monkeypatch.setattr(harness.run, "fast_rollout", sampler)
+    replace_sampler(monkeypatch, sampler)
     for flags, batch in (("--steps 2", 5), ("--steps 3 --generate-batch 3", 3), ("--steps 4", 3)):
         sampler.reset_mock()
         assert train.main(["--resume", str(tmp_path / "run"), *flags.split()]) == 0
