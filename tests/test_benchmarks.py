@@ -435,6 +435,6 @@ def test_the_limit_leaves_room_for_the_prompt(stand_in, tiny, ask):
 
 def test_another_models_tokenizer_is_refused_for_the_embedded_set():
     """Such a model would read the problems in other tokens."""
-    parts = benchmarks.embedded_set(2, 4, 0), Protocol(), ["one symbol"], "some/model"
+    loaded = benchmarks.embedded_set(2, 4, 0)
     with pytest.raises(BadInput, match="not a model of the embedded task"):
-        evaluation.as_task(*parts)
+        evaluation.as_task(loaded, Protocol(), ["one symbol"], "some/model")

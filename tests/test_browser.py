@@ -28,7 +28,10 @@ from tasks.toy import FirstError
 def groups_of(name):
     """The groups of a page in tests/cases/pages.jsonl."""
     (case,) = [case for case in cases("pages.jsonl") if case["page"] == name]
-    return [[page_row(**row) for row in group] for group in case["groups"]]
+    groups = []
+    for rows in case["groups"]:
+        groups.append([page_row(**row) for row in rows])
+    return groups
 
 
 @pytest.fixture(scope="module")

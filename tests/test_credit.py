@@ -103,7 +103,7 @@ def worked_responses(lines: int) -> Told:
     words = ["--toy-lines", str(lines), "--heldout", "8", "--eval-groups", "8"]
     _, task, _ = make_task(config_from(words), tokenizer, 512)
     problems = task.train[:2]
-    asked = [problem for problem in problems for _ in range(4)]
+    asked = [problems[0]] * 4 + [problems[1]] * 4
     rng = toy.random.Random(1)
     texts = [toy.demonstrate(problem, rng) for problem in asked]
     texts[6] = texts[6][:9]  # without a box

@@ -92,11 +92,11 @@ def test_a_step_with_every_method(run, method):
 
 def test_shear_alone():
     """shear.py and sinkhorn.py without the hooks of training, against a CPU."""
-    given = random_group(lengths=(9, 8, 7))
-    omega = shear_weights(*[tensor.to(CUDA) for tensor in given], window=6, stride=3).omega
-    assert omega.is_cuda and torch.equal(
-        omega.cpu(), shear_weights(*given, window=6, stride=3).omega
-    )
+    hidden, mask, correct = random_group(lengths=(9, 8, 7))
+    expected = shear_weights(hidden, mask, correct, window=6, stride=3).omega
+    there = hidden.to(CUDA), mask.to(CUDA), correct.to(CUDA)
+    omega = shear_weights(*there, window=6, stride=3).omega
+    assert omega.is_cuda and torch.equal(omega.cpu(), expected)
 
 
 def test_rollouts_by_generate(run):

@@ -3,6 +3,7 @@
 import functools
 import json
 from collections import Counter
+from itertools import chain, product
 from operator import itemgetter
 from unittest.mock import Mock
 from xml.etree import ElementTree
@@ -103,7 +104,7 @@ def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
         "success_right": pytest.approx([0.9, 0.7, 0.5, 0.3]),
     }
     assert {name: found[name] for name in expected} == expected
-    flat = table([(row, 1, end, end, 0.5) for row in range(3) for end in (10, 20, 30)])
+    flat = table([(row, 1, end, end, 0.5) for row, end in product(range(3), (10, 20, 30))])
     assert figures.fig_1a_position(flat, tmp_path / "b.png", least=2)["spearman"] is None
 
 
@@ -299,15 +300,15 @@ def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path):
     task = Task("x", [], [problem] * 3, itemgetter("problem"), lambda *_: Verdict(1.0, "drawn"))
     sizes = {"max_tokens": 12, "rollouts_per_prompt": 2, "generate_batch": 2}
     config = with_values(PAPER, {"seed": 1} | sizes)
-    asked = Parts(config, task, *tiny), 2, 0, tmp_path
-    first, second = groups = prefixes.collect(*asked)
+    collect = functools.partial(prefixes.collect, Parts(config, task, tiny[0], tiny[1]), 2, 0)
+    first, second = groups = collect(tmp_path)
     assert first != second
     path = tmp_path / "group-0001.json"
     path.unlink()
-    assert prefixes.collect(*asked) == groups
+    assert collect(tmp_path) == groups
     path.write_text("{")
     with pytest.raises(BadInput, match=f"{path}: cannot be read"):
-        prefixes.collect(*asked)
+        collect(tmp_path)
     assert path.read_text() == "{"
 
 
@@ -337,7 +338,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
         rows = len(prompts) * count
         # a token of its own, and the stop
         ids = torch.tensor([[20 + row, 1] for row in range(rows)])
-        padded = pad_left([ids for ids in prompts for _ in range(count)], 0, "cpu")
+        padded = pad_left(np.repeat(np.array(prompts), count, 0).tolist(), 0, "cpu")
         return Rollouts(*padded, ids, ids > 0, torch.zeros(rows).bool(), [""] * rows)
 
     def grade(text, reference):
@@ -357,9 +358,10 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     scores = score(Policy(model), batch.rollouts, temperature=0.7, micro_tokens=99)
     torch.testing.assert_close(batch.log_probs, scores.log_probs)
     unsure = sampled([None, 0.0], [[2], []])  # no verdict, no row
-    closest = []
-    for of_group in [[0.1, 0.2, 0.3], [0.4]], [[0.5], []]:
-        closest.append([[ClosestSpan(0, 0, far, 0, 0, 0) for far in row] for row in of_group])
+    near, next_, far, other, last = (
+        ClosestSpan(0, 0, distance, 0, 0, 0) for distance in (0.1, 0.2, 0.3, 0.4, 0.5)
+    )
+    closest = [[[near, next_, far], [other]], [[last], []]]
     spans = prefixes.span_table([found, unsure], closest)
     rows = spans[["success", "distance", "right", "end"]].itertuples(index=False, name=None)
     assert list(rows) == [(1.5, 0.1, 1, 2), (5.5, 0.2, 1, 4), (3.5, 0.4, 0, 2)]
@@ -398,7 +400,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     paths = sorted(tmp_path.glob("group-*.json"))
     groups = [Prefixes(**json.loads(path.read_text())) for path in paths]
     mixed = [group for group in groups if group.mixed]
-    spans = sum(len(ends) for group in mixed for ends in group.ends)
+    spans = sum(sum(map(len, group.ends)) for group in mixed)
     assert results["groups"] == len(groups) == 2 and results["spans"] == spans > 0
     assert "left out: arca" in printed and "not comparable" in printed
     for of_paper in ("-0.96", "-0.42", "0.64 / 0.99", "-0.06 / -0.23"):
@@ -414,7 +416,9 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     run_well(page, tmp_path)  # the command that its last line names
     assert printed.endswith(f"next: python -m studies.page {tmp_path}\n")
     rows = files.read_lines(tmp_path / "samples.jsonl")
-    assert [row["score"] for row in rows] == [score for group in mixed for score in group.scores]
+    assert [row["score"] for row in rows] == list(
+        chain.from_iterable(group.scores for group in mixed)
+    )
     wrong = [row for row in rows if row["score"] == 0]
     counted = [row["weights"]["shear"] for row in wrong if row["first_error"][0]]
     assert 0 < methods["shear"]["peak"]["rollouts"] == len(counted) < len(wrong)

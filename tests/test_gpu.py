@@ -75,7 +75,7 @@ def test_weights_are_those_of_a_cpu(options, dtype):
     """The plain functions, the fast hooks and the ablations give the same weights on both."""
     hidden, mask, correct = random_group(9)
     hidden = hidden.to(dtype)
-    there = to_device(hidden, mask, correct)
+    there = to_device(hidden, mask, correct)  # (G, T, d), (G, T), (G,)
     expected = weights(hidden, mask, correct, window=6, stride=3, **options)
     assert_close(
         weights(*there, window=6, stride=3, **options).cpu(), expected, atol=1e-5, rtol=1e-4
@@ -112,11 +112,11 @@ def test_packed_rollouts_are_padded_ones():
     half = family_model("qwen3", head_dim=128).bfloat16().to(DEVICE)
     whole = copy.deepcopy(half).float()
     rollouts = moved(unlike_rollouts(), DEVICE)
-    given = rollouts, torch.randn(rollouts.ids.shape, device=DEVICE)
-    expected = gradients(Policy(copy.deepcopy(whole)), *given, at_once=1)
-    padded_half = gradients(Policy(copy.deepcopy(half), recompute=True), *given, at_once=8)
-    packed_half = gradients(Policy(half, True, packing_of(half)), *given, at_once=8)
-    packed = gradients(Policy(whole, True, packing_of(whole)), *given, at_once=8)
+    pulls = torch.randn(rollouts.ids.shape, device=DEVICE)
+    expected = gradients(Policy(copy.deepcopy(whole)), rollouts, pulls, at_once=1)
+    padded_half = gradients(Policy(copy.deepcopy(half), recompute=True), rollouts, pulls, at_once=8)
+    packed_half = gradients(Policy(half, True, packing_of(half)), rollouts, pulls, at_once=8)
+    packed = gradients(Policy(whole, True, packing_of(whole)), rollouts, pulls, at_once=8)
     for exact, *both, values in zip(packed, packed_half, padded_half, expected, strict=True):
         ours, usual = (relative(half, values) for half in both)
         assert relative(exact, values) < 1e-3 and ours < 2 * usual + 1e-3, (ours, usual)

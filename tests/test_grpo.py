@@ -1,6 +1,7 @@
 """grpo.py: what was sampled is scored and trained on, and the loss is the written-out one."""
 
 import math
+from itertools import chain
 
 import pytest
 import torch
@@ -196,8 +197,10 @@ def test_micro_batches_are_bounded_in_tokens(pack):
     rows = list(range(1, 38))
     is_padded = pack is grpo.pack
     batches = [batch.tolist() for batch in pack(rows, lengths, 128)]
-    assert sorted(row for batch in batches for row in batch) == rows
-    sizes = [[lengths[row] for row in batch] for batch in batches]
+    assert sorted(chain.from_iterable(batches)) == rows
+    sizes = []
+    for batch in batches:
+        sizes.append([lengths[row] for row in batch])
     tokens = [len(size) * max(size) if is_padded else sum(size) for size in sizes]
     assert all(count <= 128 or len(size) == 1 for count, size in zip(tokens, sizes, strict=True))
     ranked = [max(size) for size in sizes] if is_padded else tokens

@@ -83,8 +83,9 @@ def test_localisation_against_written_out_numbers():
 
 def test_localisation_without_anything_to_locate_is_none():
     """No counted rollout, or an error at the first token only: no number that looks like one."""
-    parts = torch.rand(2, 3), torch.ones(2, 3).bool()
+    weights = torch.rand(2, 3)
+    mask = torch.ones(2, 3).bool()
     for start, end in ((-1, -1), (0, 2)):
         places = torch.tensor([[start, end]] * 2)
-        assert localisation(*parts, places) is None
-        assert math.isnan(weight_by_side(*parts, places[:, 0])["weight_before"])
+        assert localisation(weights, mask, places) is None
+        assert math.isnan(weight_by_side(weights, mask, places[:, 0])["weight_before"])

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -195,12 +196,15 @@ def test_a_batch_s_groups_do_not_see_each_other(dtype):
     hidden[:, 10:16] = hidden[:1, 10:16]
     mask = torch.arange(40) >= torch.tensor([0, 10, 5, 3] * 3)[:, None]
     correct = torch.arange(12) % 4 < torch.tensor([2, 4, 1]).repeat_interleave(4)
-    given = (torch.randn(12), hidden, mask, correct)
-    credit = shear_credit.token_advantages(*given, group_size=4, window=8, stride=3, eps=0.1)
+    advantages = torch.randn(12)
+    token_advantages = partial(shear_credit.token_advantages, advantages, hidden, mask, correct)
+    credit = token_advantages(group_size=4, window=8, stride=3, eps=0.1)
     for start in range(0, 12, 4):
-        group = [part[start : start + 4] for part in given]
-        omega = shear.shear_weights(*group[1:], window=8, stride=3, eps=0.1).omega
-        expected = shear.shear_advantages(group[0], omega)
-        assert torch.allclose(credit[start : start + 4], expected, rtol=1e-4, atol=0)
+        group = slice(start, start + 4)
+        found = shear.shear_weights(
+            hidden[group], mask[group], correct[group], window=8, stride=3, eps=0.1
+        )
+        expected = shear.shear_advantages(advantages[group], found.omega)
+        assert torch.allclose(credit[group], expected, rtol=1e-4, atol=0)
     with pytest.raises(ValueError, match="12 rollouts cannot be split into groups of 5"):
-        shear_credit.token_advantages(*given, group_size=5)
+        token_advantages(group_size=5)

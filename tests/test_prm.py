@@ -9,7 +9,7 @@ import torch
 from builders.near import assert_near
 from builders.rollouts import rollouts_of
 from builders.runs import ALONE, recipe_with
-from builders.small_models import CHAT_TEMPLATE, SMALL, save_model, turns_tokenizer
+from builders.small_models import CHAT_TEMPLATE, save_model, small_config, turns_tokenizer
 from torch.testing import assert_close
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -41,8 +41,8 @@ TEXTS = [text for text, _, _ in RESPONSES]
 def folder(tmp_path_factory):
     """A random model in a folder whose layout and class names are those of Qwen2.5-Math-PRM-7B."""
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=WORDS + 1, max_position_embeddings=400, initializer_range=0.3, **SMALL
+    config = small_config(
+        Qwen2Config, vocab_size=WORDS + 1, max_position_embeddings=400, initializer_range=0.3
     )
     path = tmp_path_factory.mktemp("models") / "prm"
     save_model(path, ProcessRewardModel(config), turns_tokenizer(SEPARATOR))
@@ -181,10 +181,10 @@ def test_what_exceeds_the_context_takes_the_last_score(pair):
 
 def test_folders_that_cannot_score_steps_are_refused(tmp_path):
     """Each in a sentence that begins with the flag and the folder."""
-    config = Qwen2Config(vocab_size=WORDS + 1, **SMALL)
+    config = small_config(Qwen2Config, vocab_size=WORDS + 1)
     model = ProcessRewardModel(config)
     causal = Qwen2ForCausalLM(config)
-    small = ProcessRewardModel(Qwen2Config(vocab_size=WORDS, **SMALL))
+    small = ProcessRewardModel(small_config(Qwen2Config, vocab_size=WORDS))
     whole = turns_tokenizer(SEPARATOR)
     plain = turns_tokenizer(SEPARATOR, template=None)
     losing = turns_tokenizer(
@@ -249,7 +249,9 @@ def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path)
     assert 0.6 < sum(labels) / len(labels) < 0.85
     assert (is_good == torch.tensor(labels)).float().mean() > 0.87
     assert results[0][1].tolist() == [0] * 12 + [1] * 4
-    loaded = load_reward_model(save_model(tmp_path / "toy", *pair), DEVICE, torch.float32)
+    loaded = load_reward_model(
+        save_model(tmp_path / "toy", pair[0], pair[1]), DEVICE, torch.float32
+    )
     assert_near(score(loaded), results, 0)
 
 

@@ -15,10 +15,11 @@ from fast.race import race
 from shear import Side, Spans
 from sinkhorn import sinkhorn
 
-OTHER_SPANS = [
-    (name, seed, *spans)
-    for name in ("outliers", "ragged")
-    for seed, spans in ((1, (20, 3)), (2, (1, 1)))
+OTHER_SPANS = [  # name, seed, window, stride
+    ("outliers", 1, 20, 3),
+    ("outliers", 2, 1, 1),
+    ("ragged", 1, 20, 3),
+    ("ragged", 2, 1, 1),
 ]
 
 
@@ -30,9 +31,9 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
 
     Runners-up further away than that show that the same pairs have won.
     """
-    group, matrix, _ = race_problem(name, seed, window, stride)
-    found = race(*group, max_iters=100, tol=1e-3)
-    slack = 1e-6 * group[-1]  # in eps, where a minimum is 0
+    (costs, right, wrong, eps), matrix, _ = race_problem(name, seed, window, stride)
+    found = race(costs, right, wrong, eps, max_iters=100, tol=1e-3)
+    slack = 1e-6 * eps  # where a minimum is 0
     for ours, expected in (found.of_right, matrix.amin(1)), (found.of_wrong, matrix.amin(0)):
         assert_close(ours, expected, rtol=1e-5, atol=slack)
         assert (ours >= 0).all()
@@ -44,12 +45,12 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
 @pytest.mark.parametrize("name", ["nearly-tied", "ragged"])
 def test_whatever_moves_together_the_same_wins(name, monkeypatch):
     """Chunks and the lead are about speed alone."""
-    group, *_ = race_problem(name)
-    usual = race(*group, max_iters=100, tol=1e-3)
+    (costs, right, wrong, eps), *_ = race_problem(name)
+    usual = race(costs, right, wrong, eps, max_iters=100, tol=1e-3)
     for entries, lead in ((300, 0.0), (5000, math.inf)):
         monkeypatch.setitem(module.CHUNK_ENTRIES, "cpu", entries)
         monkeypatch.setattr(module, "LEAD", lead)
-        found = race(*group, max_iters=100, tol=1e-3)
+        found = race(costs, right, wrong, eps, max_iters=100, tol=1e-3)
         assert_close(found.of_right, usual.of_right, rtol=1e-5, atol=0)
         assert_close(found.of_wrong, usual.of_wrong, rtol=1e-5, atol=0)
 
@@ -59,8 +60,8 @@ def test_most_pairs_never_move():
 
     This is the point of the race.
     """
-    group, _, iterations = race_problem("text", 3, 12, 4)
-    found = race(*group, max_iters=100, tol=1e-3)
+    (costs, right, wrong, eps), _, iterations = race_problem("text", 3, 12, 4)
+    found = race(costs, right, wrong, eps, max_iters=100, tol=1e-3)
     taken = found.iterations
     assert max(iterations.shape) <= len(found.error) < 0.35 * len(taken)
     assert taken.float().mean() < 0.4 * iterations.float().mean()

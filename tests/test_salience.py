@@ -139,8 +139,9 @@ def test_importance_by_masking_is_that_of_one_token_at_a_time(asked, probe):
         for token in range(answer.reasoning):
             masked = ids.clone()
             masked[offset + token] = 0
-            given = places_of(answer, offset), embed(ids), embed(masked)
-            expected[row, token] = max(0.0, change_of(model, ids, *given, probe))
+            places = places_of(answer, offset)
+            change = change_of(model, ids, places, embed(ids), embed(masked), probe)
+            expected[row, token] = max(0.0, change)
     for micro_tokens in (100, 100_000):
         context = replace(context, micro_tokens=micro_tokens)
         ours = salience.importance_by_masking(rollouts, context, answers, probe)
@@ -168,8 +169,8 @@ def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked,
                 noisy = embeddings.clone()
                 noisy[offset : offset + answer.reasoning] += moved
                 noisy[offset + token] += step * embeddings[offset + token]
-                given = places_of(answer, offset), embeddings, noisy
-                changes.append(change_of(model, ids, *given, probe))
+                places = places_of(answer, offset)
+                changes.append(change_of(model, ids, places, embeddings, noisy, probe))
             slope = abs(changes[0] - changes[1]) / 2e-2
             assert ours[row, token].item() == pytest.approx(slope, rel=2e-2, abs=1e-6)
         assert ours[row, : answer.reasoning].min() > 0

@@ -69,8 +69,9 @@ def slow_closest(
     states = [h[m].double().numpy() for h, m in zip(hidden, mask, strict=True)]
     spans = [paper_spans(len(rollout), window, stride) for rollout in states]
     nbar = np.linalg.norm(np.concatenate(states), axis=1).mean()
-    sides = (hidden[side][mask[side]].double() for side in (correct, ~correct))
-    width = np.quantile(cdist(*sides), 0.5, method="lower")
+    right = hidden[correct][mask[correct]].double()
+    wrong = hidden[~correct][mask[~correct]].double()
+    width = np.quantile(cdist(right, wrong), 0.5, method="lower")
     found = []
     for i, own in enumerate(states):
         found.append([])
@@ -144,22 +145,22 @@ def test_scale_and_order_and_padding_change_nothing():
     The scale changes nothing because eps is in units of nbar.
     """
     hidden, mask, correct = random_group(3, lengths=(6, 6, 6, 6, 6))
-    options = dict(window=6, stride=6, tol=1e-6, max_iters=2000)
-    omega = weights(hidden, mask, correct, **options)
+    exactly = functools.partial(weights, window=6, stride=6, tol=1e-6, max_iters=2000)
+    omega = exactly(hidden, mask, correct)
 
     def close(other):
         assert_near(other, omega, 1e-5)
 
-    close(weights(1000 * hidden, mask, correct, **options))
-    close(weights(hidden[:, torch.randperm(6)], mask, correct, **options))
+    close(exactly(1000 * hidden, mask, correct))
+    close(exactly(hidden[:, torch.randperm(6)], mask, correct))
     inside = pad(mask.float(), (2, 3))
     before = inside.clone()
-    wide = weights(pad(hidden, (0, 0, 2, 3), value=math.nan), inside, correct, **options)
+    wide = exactly(pad(hidden, (0, 0, 2, 3), value=math.nan), inside, correct)
     assert torch.equal(inside, before)
     close(wide[:, 2:8])
     assert not wide[before == 0].any()
     order = torch.tensor([4, 2, 0, 3, 1])
-    shuffled = weights(hidden[order], mask[order], correct[order], **options)
+    shuffled = exactly(hidden[order], mask[order], correct[order])
     close(shuffled[order.argsort()])
 
 

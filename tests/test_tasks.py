@@ -3,6 +3,7 @@
 import gzip
 import json
 from contextlib import nullcontext
+from itertools import chain
 from unittest.mock import Mock
 
 import datasets
@@ -66,7 +67,7 @@ def test_an_epoch_holds_every_problem_once_in_a_seeded_order():
     problems = numbered(10)
     task = Task("t", problems, [], None, grade_math)
     steps = [task.draw(step, 4, seed=0) for step in range(5)]
-    drawn = [problem for step in steps for problem in step]
+    drawn = list(chain.from_iterable(steps))
     assert drawn[:10] != drawn[10:]
     for epoch in (drawn[:10], drawn[10:]):
         assert sorted(epoch, key=problems.index) == problems

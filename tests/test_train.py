@@ -12,6 +12,7 @@ import signal
 import statistics
 from collections.abc import Callable
 from functools import partialmethod
+from operator import itemgetter
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -177,7 +178,8 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch
         steps = read_lines(tmp_path / name / "metrics.jsonl")[1:3]
         metrics = ("loss", "grad_norm", "clip_share", "reward", "entropy")
         weights = load_file(tmp_path / name / "model" / "model.safetensors")
-        found.append(([[step[metric] for metric in metrics] for step in steps], weights))
+        values = [itemgetter(*metrics)(step) for step in steps]
+        found.append((values, weights))
     (one, same), (other, again) = found
     assert one == other and one[0][1] > 0
     assert all(torch.equal(same[name], again[name]) for name in same)
@@ -458,8 +460,10 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick):
         Group 5 has one verdict alone.
         """
         drawn.append((problems, rollouts.texts))
-        of_groups = [equal.get(group, mixed) for group in range(len(problems))]
-        return [Verdict(score, "drawn") for scores in of_groups for score in scores]
+        scores = []
+        for group in range(len(problems)):
+            scores += equal.get(group, mixed)
+        return [Verdict(score, "drawn") for score in scores]
 
     run.task = with_verdicts(run.task, verdicts)
     for most, expected in (1, 3), (9, 3 + 1):

@@ -39,13 +39,13 @@ def two(tmp_path_factory):
 
 def test_with_weights_of_one_it_is_grpo_to_the_bit(two):
     """The same final weights, losses and rewards, on one process and on two that split a group."""
-    assert trl_runs.differences(trl_runs.WHOLE, **trl_runs.CASES["together"], max_steps=2) == []
+    assert trl_runs.differences(trl_runs.WHOLE, trl_runs.CASES["together"] | {"max_steps": 2}) == []
     assert two["differences"] == []
 
 
 def test_omega_is_that_of_credit(two):
     """On one process, and on two that split a group. And advantages are TRL's own times omega."""
-    assert trl_runs.check_omega([trl_runs.first_batch(12, **trl_runs.LEFT_OUT)]) < 1e-6
+    assert trl_runs.check_omega([trl_runs.first_batch(12, trl_runs.LEFT_OUT)]) < 1e-6
     assert trl_runs.check_omega(two["batches"]) < 1e-6
 
 
@@ -67,11 +67,11 @@ def test_states_cost_a_pass_only_where_trl_scores_nothing(case, passes):
 
 def test_states_are_the_adapter_s():
     """With PEFT, and where TRL scores the model without its adapter first, as the reference."""
-    alone = trl_runs.first_batch(8, peft=True)
-    referred = trl_runs.first_batch(8, peft=True, beta=0.1)
+    alone = trl_runs.first_batch(8, dict(peft=True))
+    referred = trl_runs.first_batch(8, dict(peft=True, beta=0.1))
     assert torch.equal(alone["completion_ids"], referred["completion_ids"])
     assert torch.equal(alone["omega"], referred["omega"])
-    plain = trl_runs.first_batch(8)
+    plain = trl_runs.first_batch(8, {})
     assert not torch.equal(alone["omega"], plain["omega"])
 
 

@@ -10,7 +10,7 @@ from builders.case_files import cases
 from builders.commands import run_well
 from builders.rollouts import rollouts_of
 from builders.runs import recipe_with
-from builders.small_models import SMALL, byte_tokenizer, save_model
+from builders.small_models import byte_tokenizer, save_model, small_config
 from tokenizers import decoders
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -171,7 +171,7 @@ def test_warm_up_teaches_the_form(monkeypatch):
 
 def test_lessons_are_read_by_ranks_whose_model_is_stored_in_another_dtype(tmp_path):
     """Rank 0 teaches in float32, so that is what all other ranks have."""
-    config = LlamaConfig(vocab_size=len(byte_tokenizer()), **SMALL)
+    config = small_config(LlamaConfig, vocab_size=len(byte_tokenizer()))
     save_model(tmp_path / "start", LlamaForCausalLM(config), byte_tokenizer())
     stored = LlamaForCausalLM(config).bfloat16()
     parts = prepare.Parts(recipe_with(task="words"), None, stored, byte_tokenizer())
@@ -185,7 +185,7 @@ def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, no
     So the lessons are paid for once.
     """
     tokenizer = byte_tokenizer()
-    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=512, **SMALL)
+    config = small_config(LlamaConfig, vocab_size=len(tokenizer), max_position_embeddings=512)
     model = save_model(tmp_path / "model", LlamaForCausalLM(config), tokenizer)
     sizes = "--task words --smoke --steps 1 --warmup-steps 1 --heldout 2 --eval-groups 2"
     sizes += " --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 2"

@@ -82,10 +82,10 @@ def unlike_rollouts() -> Rollouts:
 
     What stands in the padding must not matter.
     """
-    prompts = random_prompts([3, 9, 1, 12, 5, 2, 7, 4])
+    prompt_ids, prompt_mask = random_prompts([3, 9, 1, 12, 5, 2, 7, 4])
     mask = torch.arange(33) < torch.tensor([17, 1, 30, 8, 23, 2, 11, 0])[:, None]
     ids = torch.randint(0, 40, mask.shape)
-    return Rollouts(*prompts, ids, mask, torch.zeros(8).bool(), [""] * 8)
+    return Rollouts(prompt_ids, prompt_mask, ids, mask, torch.zeros(8).bool(), [""] * 8)
 
 
 def gradients(policy: Policy, rollouts: Rollouts, pulls: torch.Tensor, at_once: int) -> tuple:
