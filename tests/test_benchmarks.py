@@ -117,7 +117,7 @@ def rows_of(seed: int = 0, **scores: list) -> list[dict]:
 
 
 def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
-    """Problem means 1, 1/2, 0: mean 1/2, standard deviation 1/2, error 1/2 / sqrt(3).
+    """Problem means 1, 1/2, 0 have mean 1/2, standard deviation 1/2 and error 1/2 / sqrt(3).
 
     Pooled samples would give an error of 0.151. pass@k is 1 - C(n-c, k) / C(n, k), the mean over
     all draws of k without putting back.

@@ -90,7 +90,7 @@ def made(effect: float) -> pd.DataFrame:
 
 
 def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
-    """Means written out; a length with too few prefixes is left out.
+    """It is that of the written-out means; a length with too few prefixes is left out.
 
     What does not change has no correlation.
     """
@@ -109,7 +109,7 @@ def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
 
 
 def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp_path):
-    """Events by hand: none across two rollouts, none below 1/16; rho is scipy's."""
+    """The events are those by hand: none across two rollouts, none below 1/16; rho is scipy's."""
     rows = spans_of("1b")
     of_success = [-1 / 4, 5 / 16, 1 / 16]
     of_distance = [0.3, -0.1, 0.1]
@@ -127,7 +127,7 @@ def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp
 
 
 def test_fig_3_auc_of_each_bin(tmp_path):
-    """Two bins by hand: success tells nothing among near spans and everything among far ones.
+    """In two bins success tells nothing among near spans and everything among far ones.
 
     Ties count half.
     """
@@ -140,7 +140,7 @@ def test_fig_3_auc_of_each_bin(tmp_path):
 
 
 def test_a_planted_effect_is_found_and_none_where_none_is_planted(tmp_path):
-    """At every depth, by made rollouts."""
+    """It is found at every depth of rollouts that are made so."""
     path = tmp_path / "a.png"
     found, none = (figures.fig_9_depth(made(effect), path)["bins"] for effect in (1.0, 0.0))
     for each in found:
@@ -173,7 +173,7 @@ def test_fig_10_counts_groups(tmp_path):
 
 
 def test_where_the_peak_lies_and_what_is_around_a_place(tmp_path, monkeypatch):
-    """Offsets by hand; constant rows and rows without an error do not count.
+    """Offsets are those by hand; constant rows and rows without an error do not count.
 
     The picture's place is 0.
     """
@@ -205,7 +205,7 @@ def test_an_svg_is_for_light_and_dark_pages(tmp_path, monkeypatch):
 
 
 def test_an_auc_s_interval_is_the_jackknife_s():
-    """Against a loop over written-out tokens; of one group there is none."""
+    """It is that of a loop over written-out tokens; one group has none."""
     draw = np.random.default_rng(0)
     group = torch.arange(60) // 12
     values, positive = (torch.tensor(draw.random(60)) for _ in range(2))
@@ -222,7 +222,7 @@ def test_an_auc_s_interval_is_the_jackknife_s():
 
 
 def test_shares_of_weight_before_on_and_after_the_step():
-    """Rollouts that do not count have none; padding neither."""
+    """Rollouts that do not count have none, nor has padding."""
     weights = torch.tensor([[1, 2, 3, 4], [1, 1, 8, 9], [9, 9, 9, 9]]).float()
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]).bool()
     assert shares_by_part(weights, mask, torch.tensor([[1, 3], [2, 3], [-1, -1]])) == pytest.approx(
@@ -246,7 +246,7 @@ def test_states_of_an_early_layer(taught):
 
 
 def test_where_half_of_the_rise_is_done():
-    """Curves written out, offsets -6 to 6 and spans of 3 tokens.
+    """It is where the written-out curves have it, at offsets -6 to 6 and spans of 3 tokens.
 
     A straight line has it in the middle.
     """
@@ -373,7 +373,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
 def test_a_run_has_every_figure_and_samples_nothing_twice(
     taught, tmp_path, monkeypatch, capsys, assert_refused
 ):
-    """PNGs, keys and a page; the same command again reads the disk.
+    """It writes PNGs, keys and a page; the same command again reads the disk.
 
     A missing group alone is made again, and is the same; other flags are refused.
     """
@@ -481,7 +481,7 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(
 
 @pytest.mark.parametrize("config", ["{", None])
 def test_a_damaged_config_is_one_sentence(config, qwen_folder, tmp_path, assert_refused):
-    """Also one that is gone, with groups of nobody knows what; nothing is changed."""
+    """So is one that is gone where groups are left; nothing is changed."""
     flags = words_of(solutions(tmp_path / "s.jsonl"), "--model", qwen_folder, "--out", tmp_path)
     (tmp_path / "group-0000.json").write_text("{}")
     if config is not None:
@@ -509,7 +509,7 @@ def test_a_start_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_weights_are_rounded_and_rotary_frequencies_are_not():
-    """As on a GPU, where the model computes in bfloat16."""
+    """Rounded weights are bfloat16, as on a GPU, and rotary frequencies stay float32."""
     model = toy.make_model(1, seed=0)
     models.round_weights(model, torch.bfloat16)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}

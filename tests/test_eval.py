@@ -253,7 +253,7 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
     ],
 )
 def test_a_run_is_told_by_a_field_of_its_own(settings, is_run, tmp_path):
-    """Not by the name of a flag, which may change."""
+    """A run is known by its own field, not by the name of a flag, which may change."""
     (tmp_path / "model").mkdir()
     files.write_json(tmp_path / "config.json", settings | {"model": "some/model"})
     assert (files.config_of(tmp_path) is not None) == is_run

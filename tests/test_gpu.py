@@ -85,7 +85,7 @@ def test_weights_are_those_of_a_cpu(options, dtype):
 
 
 def test_scores_and_gradients_are_those_of_a_cpu(tiny):
-    """One batch of rollouts, scored and differentiated on both, in float32 without TF32."""
+    """One batch of rollouts gives the same on both, in float32 without TF32."""
     rollouts = sample_rollouts(tiny)
     found = []
     for device in (torch.device("cpu"), DEVICE):

@@ -37,7 +37,7 @@ def qwen(qwen_folder) -> tuple:
 
 
 def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
-    """Mask 1 through the first stop token, `truncated` where there is none.
+    """The mask is 1 through the first stop token, and `truncated` where there is none.
 
     The text is decoded from just these ids.
     """
@@ -56,7 +56,7 @@ def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
 
 
 def test_texts_keep_the_spaces_that_were_sampled(qwen):
-    """Whatever the tokenizer's folder asks for: programs are graded as they were sampled."""
+    """Programs are graded as they were sampled, whatever the tokenizer's folder asks for."""
     tokenizer = qwen[1]
     tokenizer.clean_up_tokenization_spaces = True
     tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
@@ -89,7 +89,7 @@ def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen):
     ],
 )
 def test_stop_ids_come_from_every_place_that_names_one(change, expected, qwen, tiny):
-    """Generation config, config, tokenizer, <|im_end|>, the token that ends a template's turn."""
+    """They come from both configs, the tokenizer, <|im_end|> and the end of a template's turn."""
     model, tokenizer = qwen
     tokenizer.add_tokens(AddedToken("<|eot|>", special=True))
     model.generation_config.eos_token_id = change.get("generation")
@@ -132,7 +132,7 @@ def any_positions(request, tiny):
 
 
 def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeypatch):
-    """Log-probabilities, entropies and last_hidden_state at y_t, against one forward per rollout.
+    """Log-probabilities, entropies and states at y_t are those of one forward per rollout.
 
     That forward has no padding.
     """
@@ -161,7 +161,7 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeyp
 def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(
     any_positions, recompute, monkeypatch
 ):
-    """Log-probabilities and every gradient to 1e-5 of those with logits (b, T, V) at once.
+    """Log-probabilities and gradients are within 1e-5 of those with logits (b, T, V) at once.
 
     There activations are kept. The head sees at most HEAD_CHUNK tokens at a time, forward and again
     backward.
@@ -189,7 +189,7 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(
 
 @pytest.mark.parametrize("pack", [grpo.pack, packing.pack])
 def test_micro_batches_are_bounded_in_tokens(pack):
-    """Every row once; padding, where there is any, within the budget; the longest first.
+    """Every row comes once, the longest first, and padding counts within the budget.
 
     No rows make no micro-batch.
     """
@@ -209,7 +209,7 @@ def test_micro_batches_are_bounded_in_tokens(pack):
 
 
 def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
-    """Every row once; what ranks do at the same time differs by no more than a rollout.
+    """Every row comes once; what ranks do at the same time differs by no more than a rollout.
 
     Some ranks may have no work.
     """
@@ -251,7 +251,7 @@ def test_rollouts_of_several_ranks_become_one_batch(tiny):
 
 
 def test_prompts_of_like_length_are_generated_together(tiny):
-    """Sorted by prompt length within, in the asked order without."""
+    """They are sorted by length within, and returned in the order asked for."""
     prompts = ["a=1;b=a+2;c=b*3;c?\n", "a=1;a?\n", "a=1;b=a+2;b?\n"] * 2
     rollouts = rollout(tiny[0], tiny[1], prompts, 2, max_tokens=6, temperature=0.0, batch_size=4)
     for row, text in enumerate(rollouts.texts):
@@ -263,7 +263,7 @@ def test_prompts_of_like_length_are_generated_together(tiny):
 
 
 def test_group_advantages_are_equation_1():
-    """(r - mean) / (std + 1e-6), unbiased std: one right of four gives .75 / .5 = 1.5 and -.5."""
+    """They are (r - mean) / (std + 1e-6), std unbiased: one right of four gives 1.5 and -.5."""
     ours = group_advantages(torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0]), 4)
     half = 0.5 / math.sqrt(1 / 3)
     expected = torch.tensor([1.5, -0.5, -0.5, -0.5, half, half, -half, -half])
@@ -271,7 +271,7 @@ def test_group_advantages_are_equation_1():
 
 
 def test_equal_rewards_and_missing_verdicts_get_no_advantage():
-    """0 in a group of equal rewards, also of 0.1s, whose mean rounds; a NaN leaves mean and std."""
+    """Equal rewards give 0, also 0.1s, whose mean rounds; a NaN leaves mean and std."""
     nan = math.nan
     root = math.sqrt(0.5)
     for equal in (0.0, 1.0, 0.1):
@@ -293,7 +293,7 @@ CLIPPED = [
 
 @pytest.mark.parametrize("ratio, advantage, loss, gradient", CLIPPED)
 def test_the_clip_token_by_token(ratio, advantage, loss, gradient):
-    """Each token alone, beside one that is padded: both bounds, both signs of the advantage."""
+    """Each token stands alone, beside one that is padded, at both bounds and both signs of A."""
     logp = torch.tensor([[math.log(ratio), 99.0]], requires_grad=True)
     mask = torch.tensor([[True, False]])
     advantages = torch.tensor([[advantage, 5.0]])
@@ -305,7 +305,7 @@ def test_the_clip_token_by_token(ratio, advantage, loss, gradient):
 
 
 def test_the_loss_is_the_sum_over_all_tokens_by_their_number():
-    """The same tokens in one batch, a padded one among them: the mean over the step's `n_tokens`.
+    """In one batch, with a padded token, the loss is the mean over the step's `n_tokens`.
 
     A ratio beyond float32 leaves it finite.
     """

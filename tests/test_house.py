@@ -302,7 +302,7 @@ def density_of(path: Path) -> Counter:
 
 
 def test_lines_stay_easy_to_read():
-    """One fact a line: these limits only ever fall."""
+    """These limits only ever fall, so that a line has one fact."""
     found = sum((density_of(path) for path in SOURCES), Counter())
     assert not {name: found[name] for name, limit in DENSITY.items() if found[name] > limit}
 

@@ -56,7 +56,7 @@ def test_a_run_prints_short_lines_for_each_part(learning):
 
 
 def test_a_run_leaves_what_it_promises(learning):
-    """config, metrics, samples with weights, a picture, and a folder that transformers loads."""
+    """It leaves config, metrics, samples with weights, a picture, and a model's folder."""
     config = json.loads((learning / "config.json").read_text())
     assert config["lr"] == 4e-4 and config["window"] == 12 and "torch" in config["versions"]
     before, *metrics, after = read_lines(learning / "metrics.jsonl")

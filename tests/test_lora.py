@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_curve")
 
 
 def test_an_adapter_starts_as_nothing_and_is_all_that_is_trained(tiny):
-    """Logits to the bit; gradients on the linear layers' adapters only."""
+    """Logits are the same to the bit, and only the linear layers' adapters have gradients."""
     model, _ = tiny
     plain = model(IDS).logits
     lora.add(model, 3, seed=5)
@@ -33,7 +33,7 @@ def test_an_adapter_starts_as_nothing_and_is_all_that_is_trained(tiny):
 
 
 def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
-    """To the bit; what can be trained stays what could be."""
+    """Logits are those of before to the bit, and the same parameters can be trained."""
     model, _ = tiny
     plain = model(IDS).logits
     moved = add_adapter(model)(IDS).logits

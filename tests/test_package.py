@@ -105,7 +105,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
 
 
 def test_an_editable_install_is_refused_in_a_sentence(sources):
-    """In the last line."""
+    """The sentence is the last line of what is printed."""
     ended = build("editable", sources)
     assert ended.returncode and "leave -e out" in ended.stderr.splitlines()[-1]
 
@@ -124,7 +124,7 @@ def installed(wheel, tmp_path_factory, request) -> Path:
 
 
 def test_the_example_of_the_readme_runs_from_an_empty_folder(installed):
-    """With the installed package alone; the weights are those of the files here."""
+    """With the installed package alone, the weights are those of the files here."""
     hidden, mask, correct, omega = torch.load(installed / "omega.pt")
     assert omega.equal(shear_credit.shear_weights(hidden, mask, correct))
     assert (omega[mask] != 1).any()
@@ -174,7 +174,7 @@ def test_without_trl_its_trainer_says_what_to_install(installed):
 
 
 def test_help_says_what_nbar_is(installed):
-    """In the words of a shell's user, with the arguments and their defaults."""
+    """The help explains nbar, the arguments and their defaults."""
     printed = (installed / "help.txt").read_text()
     for words in (
         "nbar: the mean Euclidean norm of the group's",

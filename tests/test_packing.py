@@ -27,7 +27,7 @@ def ragged() -> Rollouts:
 def test_micro_batches_of_any_size_are_one_rollout_at_a_time(
     family, packs, recompute, rank, ragged
 ):
-    """Padded or packed, log-probabilities and gradients to 1e-5.
+    """Padded or packed, log-probabilities and gradients are the same to 1e-5.
 
     This also holds with an adapter that is not zero.
     """

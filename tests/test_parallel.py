@@ -209,7 +209,7 @@ def test_what_ranks_share_and_gather(two):
 
 
 def test_a_step_on_two_ranks_and_one_more_are_two(two):
-    """Weights, metrics but seconds, and samples are equal to the bit.
+    """Weights, samples and metrics, without seconds, are equal to the bit.
 
     The folder is one that transformers loads.
     """

@@ -89,7 +89,7 @@ def by_hand(pair, question: str, steps: list[str]) -> torch.Tensor:
 
 
 def test_scores_are_those_read_by_hand(pair):
-    """One response at a time, its steps written by hand.
+    """They are read from one response at a time, its steps written by hand.
 
     Scores differ, or nothing would be compared.
     """
@@ -119,7 +119,7 @@ def test_a_token_belongs_to_the_step_in_which_its_first_character_lies(pair, sto
 
 
 def test_micro_batches_and_order_do_not_matter(pair):
-    """Alone, together or backwards: the same scores and steps.
+    """Alone, together or backwards, responses have the same scores and steps.
 
     No forward has more than micro_tokens, padding included.
     """
@@ -138,7 +138,7 @@ def test_micro_batches_and_order_do_not_matter(pair):
 
 
 def test_no_token_of_a_rollout_without_verdict_has_a_step(pair):
-    """Its mask is empty; scores stay."""
+    """Its mask is empty, and scores stay."""
     texts = TEXTS[:3]
     questions = ["?"] * 3
     rollouts = respond(texts)
@@ -166,7 +166,7 @@ def test_a_spelt_separator_adds_no_score(pair, spelt):
 
 
 def test_what_exceeds_the_context_takes_the_last_score(pair):
-    """400 tokens: a step that is cut, and all behind it, take the last score.
+    """Beyond 400 tokens a step that is cut, and all behind it, take the last score.
 
     If there is none, they take one half.
     """
@@ -180,7 +180,7 @@ def test_what_exceeds_the_context_takes_the_last_score(pair):
 
 
 def test_folders_that_cannot_score_steps_are_refused(tmp_path):
-    """Each in a sentence that begins with the flag and the folder."""
+    """Each is refused in a sentence that begins with the flag and the folder."""
     config = small_config(Qwen2Config, vocab_size=WORDS + 1)
     model = ProcessRewardModel(config)
     causal = Qwen2ForCausalLM(config)
@@ -222,7 +222,7 @@ def test_a_loaded_model_is_ready(folder, pair):
 
 
 def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path):
-    """One-line programs: a short teaching does better than 3 in 4, the share of good lines.
+    """On one-line programs a short teaching beats 3 in 4, the share of good lines.
 
     Loaded, it says the same.
     """
@@ -257,7 +257,7 @@ def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path)
 
 @pytest.mark.parametrize("lines", [1, 3])
 def test_toy_labels_are_bad_from_the_first_error_on(lines):
-    """The verifier's first wrong token, counted in lines; the box counts as one."""
+    """They are right up to the verifier's first wrong token; the box counts as a line."""
     rng = random.Random(lines)
     seen = set()
     for _ in range(200):

@@ -98,7 +98,7 @@ REFUSED += [(cost, 1e-30, 5, "not finite") for cost in (1e30, math.nan, math.inf
 
 @pytest.mark.parametrize(("cost", "eps", "max_iters", "message"), REFUSED)
 def test_bad_arguments_and_costs_that_are_not_finite_are_named(cost, eps, max_iters, message):
-    """As in `sinkhorn`; one cost of many is enough.
+    """They are, as in `sinkhorn`; one cost of many is enough.
 
     An overflow in units of eps must not pass for a distance.
     """
@@ -112,7 +112,7 @@ def test_bad_arguments_and_costs_that_are_not_finite_are_named(cost, eps, max_it
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["near", "offset", "same", "prefix", "tiny", "huge"])
 def test_token_distances_are_float64_s(name, dtype):
-    """Within 1e-4 of each distance, whatever cancels; exactly 0 between equal points."""
+    """They are within 1e-4 of each distance, whatever cancels, and 0 between equal points."""
     generator = torch.Generator().manual_seed(4)
     x, y = torch.randn(2, 90, 64, generator=generator)
     kinds = {

@@ -61,7 +61,7 @@ def test_the_table_of_the_recipe_is_true():
 
 
 def test_every_default_of_the_evaluation():
-    """Temperature .1 and 3,000 tokens, each set at the paper's k and LiveCodeBench's window.
+    """They are temperature .1, 3,000 tokens, the paper's k, and LiveCodeBench's window.
 
     Training asks so, too, but with the flags of its own run.
     """
@@ -153,7 +153,7 @@ def said(command: str, words: str) -> str:
     "command", ["train.py", "eval.py", *(f"studies/{name}.py" for name in STUDIES)]
 )
 def test_mistakes_are_answered_without_torch(command):
-    """With the nearest flag, and of a study's own flags, too."""
+    """The answer names the nearest flag, also of a study's own flags."""
     own = {
         "studies/compare.py": "jobs",
         "studies/diagnose.py": "groups",
@@ -168,7 +168,7 @@ def test_mistakes_are_answered_without_torch(command):
 
 @pytest.mark.parametrize("command", ["train.py", "eval.py"])
 def test_help_shows_all_flags_with_their_defaults(command):
-    """Within 80 columns, without torch: the embedded task's defaults, beside --model the paper's."""
+    """In 80 columns, without torch, it has the embedded task's, or with --model the paper's."""
     text = said(command, "--help")
     assert max(len(line) for line in text.splitlines()) <= 80
     default = config.PAPER if command == "train.py" else config.EvalConfig()
@@ -201,7 +201,7 @@ def compare_flags(words: list[str]) -> Compare:
     ],
 )  # fmt: skip
 def test_a_list_flag_given_twice_appends(parse, words, name, values):
-    """For every command; of other flags the last value counts."""
+    """So it is for every command; of other flags the last value counts."""
     assert config.flat(parse(words.split()))[name] == values
 
 

@@ -60,7 +60,7 @@ def whole(rollouts: Rollouts, row: int) -> tuple[torch.Tensor, int]:
 
 
 def test_answer_places_of_one_symbol_tokens(asked):
-    """24 tokens of work, the box, the digits after it.
+    """A response has 24 tokens of work, the box, and the digits after it.
 
     A box with nothing before or in it is not an answer that was worked out.
     """
@@ -150,7 +150,7 @@ def test_importance_by_masking_is_that_of_one_token_at_a_time(asked, probe):
 
 @PROBES
 def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked, probe):
-    """|<dJ/de, e>| by central differences in float64, one token at a time.
+    """It is |<dJ/de, e>| by central differences in float64, one token at a time.
 
     The differences are of J(e + noise + step * e_t).
     """
@@ -213,7 +213,7 @@ def test_adapter_residual_is_the_distance_of_two_models(asked):
 
 
 def test_attention_entropy_is_that_of_the_middle_layer(asked):
-    """Against the weights that transformers returns, row by row.
+    """It is that of the weights that transformers returns, row by row.
 
     Afterwards attention is as it was.
     """

@@ -93,7 +93,7 @@ def slow_closest(
     ],
 )  # fmt: skip
 def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
-    """All four steps, both readings and the ablations of Fig. 5.
+    """All four steps, both readings and the ablations of Fig. 5 agree with a slow loop.
 
     One rollout is empty and one below the window.
     """
@@ -125,7 +125,7 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
 
 @pytest.mark.parametrize("length", [0, 1, 5, 6, 7, 8, 9, 31])
 def test_spans_cover_every_token_and_stop_at_the_end(length):
-    """Eq. (2), and its K = 1 or 1 + ceil((T - w) / s)."""
+    """They are those of Eq. (2), and K = 1 or 1 + ceil((T - w) / s) in number."""
     bounds = span_bounds(length, 6, 3)
     assert bounds == paper_spans(length, 6, 3)
     assert not length or len(bounds) == 1 + math.ceil(max(0, length - 6) / 3)
@@ -140,7 +140,7 @@ def test_default_tolerance_is_close_to_the_limit():
 
 
 def test_scale_and_order_and_padding_change_nothing():
-    """h -> c h, tokens inside a span, columns of padding, the order of rollouts: to 1e-5.
+    """To 1e-5, h -> c h, order within a span, padding and order of rollouts change nothing.
 
     The scale changes nothing because eps is in units of nbar.
     """
@@ -199,7 +199,7 @@ def test_zero_states_have_weight_zero_and_states_that_are_not_finite_are_refused
 
 
 def test_rollout_normalisation_evens_out_the_means():
-    """normalize="rollout": every rollout's mean weight is the group's, its profile is kept."""
+    """By normalize="rollout" each mean weight is the group's, and its profile is kept."""
     hidden, mask, correct = random_group(10)
     plain = weights(hidden, mask, correct, window=6, stride=3)
     even = weights(hidden, mask, correct, normalize="rollout", window=6, stride=3)
@@ -220,7 +220,7 @@ def test_rollout_normalisation_leaves_dust_alone():
 
 
 def test_advantages_are_rollout_advantages_times_weights():
-    """Alg. 1 line 18: the sign of A stays; 0 outside of the mask; a constant for autograd."""
+    """By Alg. 1 line 18 the sign of A stays; padding has 0, and autograd sees a constant."""
     hidden, mask, correct = random_group(12)
     hidden.requires_grad_()
     advantages = torch.linspace(-1, 1, 5)
@@ -307,6 +307,6 @@ def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
     ],
 )
 def test_bad_options_are_named(options, message):
-    """Before anything is solved."""
+    """They are, before anything is solved."""
     with pytest.raises(ValueError, match=message):
         weights(*random_group(14), **options)

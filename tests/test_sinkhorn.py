@@ -35,7 +35,7 @@ def random_masses(seed: int, *shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("eps", [0.1, 0.5, 2.0])
 def test_value_cost_and_plan_agree_with_pot(eps):
-    """Eq. (10) is POT's `solve` with KL regularisation, <P, C> its `sinkhorn2`.
+    """Eq. (10) is POT's `solve` with KL regularisation, and <P, C> is its `sinkhorn2`.
 
     Both agree to 1e-6, with any masses.
     """

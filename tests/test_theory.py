@@ -155,7 +155,7 @@ def test_lemma_1_w_eps_lies_between_w1_and_w1_plus_eps_log_n():
 
 
 def test_lemma_1_weights_of_equal_spans_are_the_floor_of_the_value_in_units_of_nbar():
-    """omega = eps log n for two sides alike whose n tokens lie far apart; their norm is 7."""
+    """For two sides alike whose n tokens lie far apart, omega = eps log n; their norm is 7."""
     hidden = 7 * torch.eye(16).expand(2, 16, 16)
     mask = torch.ones(2, 16)
 
@@ -294,7 +294,7 @@ def test_theorem_2_i_and_proposition_f1_i_before_the_latest_divergence(side):
 
 @SIDES
 def test_theorem_e1_i_needs_an_opposing_rollout_as_long_as_the_span(side):
-    """The footnote: a shorter rollout of the same laws has only one short span.
+    """By the footnote, a shorter rollout of the same laws has only one short span.
 
     It has other laws if the laws turn; otherwise it is noisier.
     """
@@ -382,7 +382,7 @@ def test_theorem_2_ii_iii_and_proposition_f1_ii_as_printed_have_a_counterexample
 
 
 def test_proposition_d1_bounds_of_the_population_distance():
-    """The bounds (a) to (d) of D, and where they are attained.
+    """The bounds (a) to (d) of D hold, and are attained.
 
     (a) D >= ||difference of means||, attained by a translation
     (b) D >= |E_Q ||h - c|| - E_P ||h - c||| for any c, attained at equal means
@@ -477,7 +477,7 @@ def test_h1_max_pooling_keeps_the_post_divergence_distance_and_mean_pooling_dilu
 
 
 def test_h2_distances_increase_while_one_witness_serves_all_later_spans():
-    """True of a drift along a line that no opposing rollout crosses; not proved in the paper.
+    """It holds for a drift along a line that no opposing rollout crosses; the paper has no proof.
 
     False of a line that is crossed, and of one whose tokens alternate with their counterparts.
     """

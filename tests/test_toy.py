@@ -53,7 +53,7 @@ def test_careful_demonstrations_are_right_and_careless_ones_wrong_where_the_veri
 
 
 def test_answers_are_those_of_an_independent_evaluation():
-    """Python's own arithmetic on the substituted definitions, mod 10.
+    """They are those of Python's own arithmetic on the substituted definitions, mod 10.
 
     `*` has a literal factor 3, 7 or 9.
     """
@@ -119,7 +119,7 @@ def test_special_tokens_in_a_response_are_tokens_and_faults():
 
 
 def test_held_out_problems_are_not_trained_on():
-    """No prompt on both sides; too small a space gives fewer held-out problems."""
+    """No prompt is on both sides; too small a space gives fewer held-out problems."""
     train, heldout = toy.make_problems(2000, 100, 2, seed=4)
     asked = {problem["problem"] for problem in heldout}
     assert len(asked) == len(heldout) == 100 and not asked & {

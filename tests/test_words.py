@@ -108,7 +108,7 @@ def test_demonstrations_are_right_but_for_their_slips():
 
 
 def test_problems_are_different_and_of_whole_numbers():
-    """Two to five steps, each of which goes on from the one before, as the text says them."""
+    """They have two to five steps, each of which goes on from the one before."""
     problems = words.make_problems(700, seed=1)
     assert len({problem["problem"] for problem in problems}) == 700
     assert problems == words.make_problems(700, seed=1) != words.make_problems(700, seed=2)
