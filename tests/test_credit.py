@@ -103,7 +103,7 @@ def worked_responses(lines: int) -> Told:
     words = ["--toy-lines", str(lines), "--heldout", "8", "--eval-groups", "8"]
     _, task, _ = make_task(config_from(words), tokenizer, 512)
     problems = task.train[:2]
-    asked = [problem for problem in problems for _ in range(4)]
+    asked = [problems[0]] * 4 + [problems[1]] * 4
     rng = toy.random.Random(1)
     texts = [toy.demonstrate(problem, rng) for problem in asked]
     texts[6] = texts[6][:9]  # without a box
@@ -341,7 +341,7 @@ def test_signbalance_is_one_and_what_balances_it():
 
 @pytest.mark.parametrize("kept", [0.2, 0.5])
 def test_gmts_keeps_the_tokens_of_large_advantage_and_entropy(kept):
-    """Those of each group that lie at or above the quantile of H |A|."""
+    """It keeps those tokens of a group that lie at or above the quantile of H |A|."""
     batch = random_batch([[1.0, 0, 0], [1, 1, 0]])
     ours = assign("gmts", batch, f"kept={kept}")
     sizes = batch.A.abs() * batch.entropies
@@ -353,7 +353,7 @@ def test_gmts_keeps_the_tokens_of_large_advantage_and_entropy(kept):
 
 
 def test_bipace_against_written_out_numbers():
-    """Groups with every special case, among them the same tokens in another group.
+    """The groups have every special case, among them the same tokens in another group.
 
     The radius takes a state between two to the earlier one. There are a token that is alone of its
     kind, a state that is alone, a rollout without a verdict, and one of two tokens.
@@ -384,7 +384,7 @@ def test_bipace_against_written_out_numbers():
 
 
 def test_entropy_adds_at_most_half_the_advantage():
-    """A + min(.4 H, |A| / 2); penalties shrink.
+    """Token advantages are A + min(.4 H, |A| / 2), so penalties shrink.
 
     A is +-.5 (but for the delta of 1e-6), so 1.25 |A| nats reach the bound.
     """
@@ -423,7 +423,7 @@ def test_rsi_keeps_what_is_neither_certain_nor_far_off():
 
 
 def test_delta_against_float64():
-    """DelTA's steps 0 to 5 with one refinement, on the second of two groups.
+    """DelTA's steps 0 to 5, with one refinement, give the same on the second of two groups.
 
     The mean weight is 1.
     """
@@ -485,7 +485,7 @@ def slow_kgae(
 
 @pytest.mark.parametrize(("window", "decay"), [(1, 0.95), (4, 0.5), (7, 1.0), (50, 0.0)])
 def test_kgae_against_a_loop_by_its_formula(window, decay):
-    """Two groups of ragged lengths, a rollout without a verdict, windows from one token up.
+    """A loop gives the same for ragged groups, one without a verdict, and any window.
 
     The longest window exceeds all lengths.
     """
@@ -500,7 +500,7 @@ def test_kgae_against_a_loop_by_its_formula(window, decay):
 
 @pytest.mark.parametrize("alpha, strength", [(0.01, 0.9), (0.2, 0.5)])  # the defaults first
 def test_taco(alpha, strength):
-    """1 - lambda (1 - exp(-r)), r = -log p - H + log alpha, where A > 0 and r > 0; else 1."""
+    """If A > 0 and r > 0, weights are 1 - lambda (1 - exp(-r)), r = -log p - H + log alpha."""
     excess = torch.tensor([-1.0, 0, 0.5, 2])  # r
     entropies = torch.tensor([0.3, 0, 1, 0.1])
     log_probs = math.log(alpha) - excess - entropies
@@ -513,15 +513,14 @@ def test_taco(alpha, strength):
 
 
 def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout():
-    """Each rollout against its peers alone, by shear.py, but with the group's nbar.
+    """Each rollout is weighed against its peers alone, by shear.py, with the group's nbar.
 
     Weight 1 is kept by the only right rollout of the second group. A third group without an
     opposing side, and a fourth, whose others have no verdict, get nothing.
     """
     batch = random_batch([[1.0, 0, 0, 1], [0, 0, 1, 0], [1] * 4, [1, 1, math.nan, math.nan]])
-    limits = dict(max_iters=2000, tol=1e-5)
-    ours = assign("own-side", batch, window=4, stride=2, **limits)
-    closest = functools.partial(closest_spans, **limits)
+    ours = assign("own-side", batch, window=4, stride=2, max_iters=2000, tol=1e-5)
+    closest = functools.partial(closest_spans, max_iters=2000, tol=1e-5)
     hidden = to_padded(batch.hidden, batch.mask).double()
     for i in range(8):
         group = range(i - i % 4, i - i % 4 + 4)
@@ -531,8 +530,16 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
             rows = [i, *peers]
             first = torch.arange(len(rows)) == 0
             nbar = hidden[group][batch.mask[group]].norm(dim=-1).mean().item()
-            options = dict(window=4, stride=2, eps=0.05 * nbar, eps_unit="raw", closest=closest)
-            weighed = shear_weights(hidden[rows], batch.mask[rows], first, **options)
+            weighed = shear_weights(
+                hidden[rows],
+                batch.mask[rows],
+                first,
+                window=4,
+                stride=2,
+                eps=0.05 * nbar,
+                eps_unit="raw",
+                closest=closest,
+            )
             omega = weighed.omega[0] * weighed.nbar / nbar
         assert_close(ours[i], (batch.advantages[i] * omega).float(), atol=1e-4, rtol=1e-4)
     assert not ours[8:].any()
@@ -540,7 +547,7 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
 
 @pytest.mark.parametrize("prefix", [0.0, 0.5])
 def test_cliff(prefix):
-    """Groups rollout by rollout, against written-out numbers; the mean over a group's tokens is 0.
+    """Advantages are the written-out numbers, whose mean over a group's tokens is 0.
 
     In the first, two of five are right, one has no verdict, and one is wrong with an unknown error:
     it keeps A. A second group has another share of right ones and a b of its own; one of equal
@@ -572,7 +579,7 @@ def test_cliff(prefix):
 
 
 def test_scapo():
-    """d and both z-scores in float64, each p_k from a pass of its own over renamed symbols.
+    """They are d and both z-scores in float64, each p_k from a pass over renamed symbols.
 
     Problems have three lines, as those of two have only one phrasing.
     """
@@ -656,7 +663,7 @@ def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
 
 
 def test_outcome_weights_against_written_out_numbers():
-    """Importances whose log1p is 0, 1, 2, 4, so that n = 0, .25, .5, 1.
+    """Importances have log1p 0, 1, 2, 4, so that n = 0, .25, .5, 1.
 
     theta, the quarter quantile, is .1875; beta is 1.
     """
@@ -669,7 +676,7 @@ def test_outcome_weights_against_written_out_numbers():
 
 
 def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told):
-    """T w_t: mean 1 in each rollout; proportional to how far the adapter moves a state."""
+    """T w_t has mean 1 in each rollout, in proportion to how far the adapter moves a state."""
     context = context_of(told, recipe_with())
     change = salience.adapter_residual(told.rollouts, context, told.states)
     assert change[told.mask].std() > 0.05 * change[told.mask].mean()
@@ -702,7 +709,7 @@ def test_rlsd_moves_with_the_teacher_within_its_bound(told, teacher):
 
 
 def test_serl_moves_with_a_teacher_that_sees_a_peer(told, teacher):
-    """As `rlsd`, but for rollouts of a group without another right one, which keep A."""
+    """It moves as `rlsd` does, but rollouts of a group without another right one keep A."""
     teacher[:, 1::2] = -900  # no overflow
     weights = weights_of("serl", with_rewards(told, [1.0, 0, 0, 0, 1, 1, 0, 0]), step=25)
     assert weights[0][told.mask[0]].unique().tolist() == [1]  # no other is right
@@ -711,7 +718,7 @@ def test_serl_moves_with_a_teacher_that_sees_a_peer(told, teacher):
 
 
 def test_iw_opd_and_dasd_against_their_formulas(told, teacher):
-    """Formulas in float64, rollout by rollout, for the group that has peers.
+    """The formulas in float64, rollout by rollout, give the same for the group that has peers.
 
     In the second group, which has none, iw-opd gives 0 and dasd A.
     """
@@ -736,7 +743,7 @@ def test_iw_opd_and_dasd_against_their_formulas(told, teacher):
 
 
 def test_told_log_ratio_is_that_of_the_same_response_after_another_prompt(told):
-    """Prompts of other lengths, the responses' ids untouched."""
+    """Prompts have other lengths, and the responses' ids are untouched."""
     problems = [
         {"problem": f"\\boxed{{{row}}}\n" + "a=1+2;a?\n" * (1 + row % 2)} for row in range(8)
     ]
@@ -791,7 +798,7 @@ def test_attention_leans_from_focused_to_wide_tokens(told):
 
 
 def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):
-    """Each token has the score of its own step; the stop token that of the last."""
+    """Each token has the score of its own step, the stop token that of the last."""
     weights = weights_of("prm", told)
     for row, (good, step) in enumerate(score_lines(None, None, told.rollouts)[:4]):
         expected = good[step] if told.advantages[row] > 0 else 1 - good[step]
@@ -801,7 +808,7 @@ def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):
 
 @pytest.mark.parametrize("second", [0.0, math.nan])
 def test_pure_against_its_formula(second, told):
-    """r*, suffix sums, leave-one-out baseline and the group's deviation.
+    """It is r*, suffix sums, the leave-one-out baseline and the group's deviation.
 
     A rollout without a verdict changes nothing for the others.
     """
@@ -862,7 +869,7 @@ def test_true_errors_and_the_oracle(told):
 
 
 def test_position_and_random_are_what_they_say(told):
-    """t / T of each rollout's own length; runs of equal draws within [0, 2]."""
+    """Position is t / T of each rollout's own length; random has runs of equal draws in [0, 2]."""
     length = int(told.lengths[0])
     weights = weights_of("position", told)[0, :length]
     assert_close(weights, torch.arange(1, length + 1) / length)
@@ -875,14 +882,14 @@ def test_position_and_random_are_what_they_say(told):
 
 
 def test_the_noise_of_oar_g_is_made_anew_by_seed_and_step(told):
-    """And is the same again, whatever was drawn before."""
+    """For a seed and step it is the same again, whatever was drawn before."""
     ours = [assign("oar-g", told, step=step, seed=seed) for step, seed in ((3, 0), (4, 0), (3, 1))]
     assert torch.equal(assign("oar-g", told), ours[0])
     assert len(torch.stack(ours).unique(dim=0)) == 3
 
 
 def test_shuffle_keeps_each_rollout_s_weights_and_not_their_places():
-    """The same numbers in another order, anew with every draw."""
+    """The same numbers stand in another order, anew with every draw."""
     batch = random_batch([[1, 0, math.nan, 0, 1]], shared=3)
     shear = assign("shear", batch)
     torch.manual_seed(0)
