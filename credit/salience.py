@@ -7,6 +7,7 @@
     importance_by_gradient   | the same to first order, gradient times input      | a backward one
     outcome_weights          | OAR's token weights, from importance               | none
     adapter_residual         | how far the LoRA adapter moves the hidden state    | a forward one
+    drift_from_start         | how far the adapter moves the next distribution    | two forward ones
     attention_entropy        | how widely the middle layer looks back             | a forward one
 
 All but the places are (B, T) float32. `methods.py` makes token advantages of them, with formulas
@@ -151,6 +152,33 @@ def adapter_residual(rollouts: Rollouts, context: Context, hidden: Tensor) -> Te
         base = context.score(rollouts).hidden  # (N, d)
     assert base is not None  # they are kept unless asked otherwise
     return to_padded((hidden.float() - base.float()).norm(dim=-1), rollouts.mask)
+
+
+@torch.no_grad()
+def drift_from_start(rollouts: Rollouts, context: Context) -> Tensor:
+    """1 - sum_v sqrt(p_v q_v), (B, T) float32: how far the adapter moves each token's distribution.
+
+    p is the distribution that the token was drawn from, q that of the model without its adapter,
+    both at the temperature of sampling. This is the squared Hellinger distance.
+    """
+    drift = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
+    model = context.policy.model
+    head = model.get_output_embeddings()
+    for rows in pack(range(len(rollouts.texts)), rollouts.lengths, context.micro_tokens):
+        micro_batch = rollouts.take(rows)
+        ids, inside, _ = end_to_end(micro_batch)  # (b, S), (b, S)
+        moved = model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (b, S, d)
+        with lora.off(model):
+            start = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        before = torch.stack([moved, start], 2)[:, :-1][inside[:, 1:]]  # (n, 2, d)
+        distances = []
+        for states in before.split(HEAD_CHUNK // 2):
+            log_probs = (head(states).float() / context.temperature).log_softmax(-1)  # (c, 2, V)
+            # not 1 - sum: where p and q are close, float32 would round that to nothing
+            distances.append((log_probs / 2).exp().diff(dim=1).square().sum((1, 2)) / 2)
+        of_response = to_padded(torch.cat(distances), micro_batch.mask)  # (b, t)
+        drift[rows, : of_response.shape[1]] = of_response
+    return drift
 
 
 @torch.no_grad()
