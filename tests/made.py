@@ -197,7 +197,7 @@ def without_text(mask) -> Rollouts:
 class Numbers:
     """A tokenizer whose tokens are numbers."""
 
-    def decode(self, ids: list[int]) -> str:
+    def decode(self, ids: list[int], **options: bool) -> str:
         return "".join(map(str, ids))
 
 

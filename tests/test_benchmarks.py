@@ -171,8 +171,31 @@ def test_the_papers_numbers_average_to_what_it_prints():
     digest = hashlib.sha256(json.dumps(paper_tables.PAPER).encode()).hexdigest()
     assert digest.startswith("1ad2e0252d33")
     assert tables.suite_of([*SUITES["math"], "math", "x"]) == ""
-    assert paper_tables.backbone_of("Qwen/Qwen2.5-14B") == "Qwen2.5-14B-Base"
-    assert paper_tables.backbone_of("Qwen/Qwen2.5-7B") is None
+
+
+@pytest.mark.parametrize(
+    "name, backbone",
+    [
+        ("Qwen/Qwen2.5-14B", "Qwen2.5-14B-Base"),
+        ("models/qwen2.5-14b-base/", "Qwen2.5-14B-Base"),
+        ("Qwen/Qwen2.5-Math-7B", "Qwen2.5-Math-7B"),
+        ("Qwen/Qwen2.5-Coder-7B", "Qwen2.5-Coder-7B"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "Llama3.1-8B-Instruct"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama3.1-8B-Instruct"),
+        ("Qwen/Qwen2.5-7B", None),
+        ("Qwen/Qwen2.5-14B-Instruct", None),
+        ("Qwen/Qwen2.5-14B-Instruct-1M", None),
+        ("Qwen/Qwen2.5-Math-7B-Instruct", None),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", None),
+        ("Qwen/Qwen2.5-Math-PRM-7B", None),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen2.5-Math-7B", None),
+        ("Qwen2.5-Math-7B/mine", None),
+        ("meta-llama/Llama-3.1-8B", None),
+    ],
+)
+def test_the_paper_s_numbers_stand_beside_its_own_models_alone(name, backbone):
+    """A model that was trained further is another model, whatever its name begins with."""
+    assert paper_tables.backbone_of(name) == backbone
 
 
 def test_several_benchmarks_end_in_their_average_beside_the_paper_s():

@@ -235,18 +235,14 @@ def test_the_foot_has_a_place_of_its_own(look):
     assert view["y"] <= box["y"] and box["y"] + box["height"] <= foot["y"]
 
 
-def test_shades_can_begin_at_the_floor(look):
-    """The smallest weight of the group is then not shaded, the largest as before.
-
-    GRPO has no floor.
-    """
+def test_shades_can_begin_at_the_smallest_weight(look):
+    """It is then not shaded; the largest is shaded as before."""
     shown = look("floor")
     plain, above = ["0.200", "0.600", "1.000"], ["0.000", "0.500", "1.000"]
     assert shades(shown, 1, 0, 1, 2) == plain
     for expected in (above, plain):
-        press(shown, "shade above the floor")
+        press(shown, "shade above the smallest weight")
         assert shades(shown, 1, 0, 1, 2) == expected
-    assert "floor (0.1:" in shown.locator("#steps").text_content()
 
 
 def test_equal_verdicts_give_no_credit_and_before_stands_beside_after(look):

@@ -16,6 +16,7 @@ LIMITS = dict(max_tokens=30, temperature=0.0, stops=[1, 2, 3, 4, 5], pad=0)
 WINDOW = dict(sliding_window=8, use_sliding_window=True, max_window_layers=1)
 HYBRID = dict(sliding_window=8, head_dim=16, tie_word_embeddings=False)
 HYBRID["layer_types"] = ["sliding_attention", "full_attention"]
+MAMBA = dict(mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8)
 CONVOLUTION = dict(layer_types=["conv", "full_attention"])
 
 
@@ -39,6 +40,8 @@ def counted(model) -> list[int]:
         ("mistral", dict(sliding_window=8), True),
         ("gemma3_text", HYBRID, True),
         ("lfm2", CONVOLUTION, False),
+        ("falcon_h1", MAMBA, False),  # its layers hold keys and values, and states beside them
+        ("zaya", {}, False),
     ],
 )
 def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatch):

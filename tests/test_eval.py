@@ -59,7 +59,7 @@ def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monke
     assert results["differences"][second]["embedded"]["problems"] == 20
     for words in (
         f"{out}/\nprotocol: temperature=1.0 ",
-        f" revision=chain-1-0\n\n{first} (template plain)\n\n|",
+        f" revision=chain-1-0\n\n{first} (template plain, 512 responses at a time)\n\n|",
         f"| embedded  | @2  | {100 * found['mean']:.1f} ± ",
         "side by side",
     ):
@@ -94,6 +94,27 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
         assert path.read_text() == whole and sampler.call_count == 2
     path.write_text(2 * whole)
     assert_refused(command.main, ["--from", path.parent], "line 41: cannot be read (it repeats")
+
+
+def test_how_many_responses_are_generated_together_is_decided_once(models, tmp_path, monkeypatch):
+    """settings.json keeps the number by model; whoever goes on takes it, unless a flag says another.
+
+    The sampled tokens depend on it, and the default depends on the machine.
+    """
+    asked = words_of("--model", models[0], SMALL, "--out", tmp_path / "out", "--seeds")
+    monkeypatch.setattr(evaluation.memory, "choose_batch", lambda *sizes: 7)
+    sampler = Mock(wraps=fast_rollout)
+    monkeypatch.setattr(evaluation, "fast_rollout", sampler)
+    run_well(command, *asked, "0")
+    monkeypatch.setattr(evaluation.memory, "choose_batch", lambda *sizes: 9)
+    for flags, batch in (("1", 7), ("2 --generate-batch 5", 5), ("3", 5)):
+        sampler.reset_mock()
+        run_well(command, *asked, flags)
+        assert {call.kwargs["generate_batch"] for call in sampler.call_args_list} == {batch}
+        settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+        assert settings["generate_batch"] == {models[0]: batch}
+    run_well(command, "--model", models[1], SMALL, "--out", tmp_path / "out")
+    assert list(results_of(tmp_path / "out")["generate_batch"].values()) == [5, 9]
 
 
 def test_other_settings_do_not_mix_with_what_is_there(tmp_path, assert_refused):
@@ -207,6 +228,24 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
     assert files.origin_of(path) == "Qwen/Qwen2.5-Math-7B"
     assert command.heldout_set(replace(Embedded(), seed=0), [path]).revision == "chain-5-0"
     assert files.origin_of("some/model") == "some/model"
+
+
+@pytest.mark.parametrize(
+    "settings, is_run",
+    [
+        ({"program": "shear train", "seed": 7}, True),
+        ({"toy_lines": 5}, True),  # as before there was a "program"
+        ({"program": "another's", "seed": 7}, False),
+        ({"model_type": "qwen2"}, False),
+    ],
+)
+def test_a_run_is_told_by_a_field_of_its_own(settings, is_run, tmp_path):
+    """Not by the name of a flag, which may change."""
+    (tmp_path / "model").mkdir()
+    files.write_json(tmp_path / "config.json", settings | {"model": "some/model"})
+    assert (files.config_of(tmp_path) is not None) == is_run
+    path = str(tmp_path / "model")
+    assert files.origin_of(path) == ("some/model" if is_run else path)
 
 
 def test_bad_input_is_one_sentence(models, tmp_path, monkeypatch, assert_refused):

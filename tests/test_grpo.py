@@ -16,6 +16,7 @@ from grpo import (
     Policy,
     Rollouts,
     cat_padded,
+    decode,
     group_advantages,
     policy_loss,
     rollout,
@@ -47,6 +48,16 @@ def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
         is_end = kept == tokenizer.eos_token_id
         assert is_end.nonzero().flatten().tolist() == ([] if cut else [len(kept) - 1])
         assert text == tokenizer.decode(kept[~is_end])
+
+
+def test_texts_keep_the_spaces_that_were_sampled(qwen):
+    """Whatever the tokenizer's folder asks for: programs are graded as they were sampled."""
+    tokenizer = qwen[1]
+    tokenizer.clean_up_tokenization_spaces = True
+    tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    text = "if x != y : print('a , b . do n't')"
+    ids = tokenizer(text)["input_ids"]
+    assert decode(tokenizer, ids) == text != tokenizer.decode(ids)
 
 
 def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen):

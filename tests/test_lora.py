@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from made import adapted, assert_near, assert_same_run, run_well, saved, small_mixtral, words_of
+from make_believe import CUDA, Cuda, mark
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
@@ -43,8 +44,31 @@ def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
     expected = (
         part.base_layer.weight + part.lora_B["default"].weight @ part.lora_A["default"].weight
     )
-    acts = lora.merge(model).model.layers[0].mlp.up_proj.weight
+    acts = lora.merged_weights(model)["model.layers.0.mlp.up_proj.weight"]
     torch.testing.assert_close(acts, expected)  # W + B A, unscaled
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_model_is_merged_weight_by_weight(experts, tiny):
+    """The sums are PEFT's own, to the bit, and lie on the CPU; other weights are not copied.
+
+    On a GPU, here a make-believe one, there may be no room for another copy of the model.
+    """
+    model = adapted(small_mixtral() if experts else tiny[0])
+    copied = copy.deepcopy(model)
+    expected = vars(copied).pop("peft").merge_and_unload().state_dict()
+    mark([*model.parameters(), *model.buffers()], CUDA)
+    with Cuda():
+        weights = lora.merged_weights(model)
+        on_cpu = {name for name, weight in weights.items() if not weight.is_cuda}
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weight, expected[name]) for name, weight in weights.items())
+    plain = {weight.data_ptr() for weight in model.state_dict().values()}
+    assert on_cpu == {name for name in weights if weights[name].data_ptr() not in plain}
+    assert {name.split(".")[-2] for name in on_cpu} >= {
+        "q_proj",
+        "experts" if experts else "up_proj",
+    }
 
 
 @pytest.mark.parametrize("experts", [False, True])

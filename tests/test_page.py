@@ -10,9 +10,10 @@ import math
 import re
 
 import pytest
-from made import GOOD, HOSTILE, long_group, page_row, run_well
+from made import GOOD, HOSTILE, configured, long_group, page_row, run_well
 
 from harness import files, page
+from harness.run import write_config
 from studies import page as command
 
 
@@ -118,6 +119,30 @@ def test_before_and_after_are_one_group(tmp_path, monkeypatch):
     run_well(command, tmp_path, "--open")
     assert opened == [(tmp_path / "credit.html").as_uri()]
     assert "all arithmetic is mod 10" in (tmp_path / "credit.html").read_text()
+
+
+@pytest.mark.parametrize(
+    "flags, floor",
+    [
+        ("", "0.124"),  # .05 ln 12
+        ("--window 100 --stride 25 --eps .1", "0.461"),
+        ("--eps 4 --eps-unit raw", ""),  # over a nbar that differs by group
+        ("--method grpo", ""),
+        ("--method-option reading=cost", ""),
+        ("--rescale mean1", ""),
+    ],
+)
+def test_the_floor_is_the_weight_of_equal_spans(flags, floor, tmp_path):
+    """It is eps ln(window), whatever the group's smallest weight is, and absent where unknown."""
+    files.append_rows(tmp_path / "samples.jsonl", [page_row(["a", "b"], [0.344, 1.0])])
+    write_config(configured(flags.split()), tmp_path)
+    run_well(command, tmp_path)
+    (note,) = re.findall(r"<i>floor</i>(.*)", (tmp_path / "credit.html").read_text())
+    assert note == (f" ({floor}: even equal spans keep a distance)" if floor else "")
+    settings = json.loads((tmp_path / "config.json").read_text())
+    del settings["window"]
+    files.write_json(tmp_path / "config.json", settings)
+    assert command.main([str(tmp_path)]) == (2 if floor else 0)
 
 
 @pytest.mark.parametrize(

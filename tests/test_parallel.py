@@ -4,10 +4,12 @@ The checks on two ranks run once, over gloo; the ranks leave their results.
 """
 
 import contextlib
+import dataclasses
 import io
 import json
 from pathlib import Path
 from unittest import mock
+from unittest.mock import Mock
 
 import made
 import pytest
@@ -82,7 +84,9 @@ def one_step(
         mesh = next(run.trained.parameters()).device_mesh
         assert mesh.ndim == (2 if config.machine.shard_over else 1)
     with mock.patch.object(harness.run, "fast_rollout", given):
-        metrics, _ = train.train_step(run, 0)
+        metrics, samples = train.train_step(run, 0)
+    # one rank measures the batch and logs it
+    assert ("reward" in metrics) == bool(samples) == ranks.main
     changes = {name: full(p).detach() - before[name] for name, p in run.trained.named_parameters()}
     sampled = dict(run.actor.model.named_parameters())
     for name, p in run.trained.model.named_parameters():
@@ -259,6 +263,22 @@ def test_a_rank_that_fails_ends_the_others(end, status, said, tmp_path, capsys):
     script.write_text(f"import os, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(7200)")
     assert launch.launch(2, str(script), []) == status
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("fields, patience", [(["shutdown_timeout"], 86_400), ([], None)])
+def test_ranks_may_finish_a_step_where_the_launcher_lets_them(fields, patience, monkeypatch):
+    """torch 2.13 kills ranks after a time that one can set; 2.11 has no such setting."""
+    names = "min_nodes max_nodes nproc_per_node rdzv_backend rdzv_endpoint local_addr run_id "
+    names += "max_restarts signals_to_handle"
+    other = [(name, int, None) for name in fields]
+    config = dataclasses.make_dataclass("LaunchConfig", [*names.split(), *other])
+    started = Mock()
+    monkeypatch.setattr(launch, "LaunchConfig", config)
+    monkeypatch.setattr(launch, "elastic_launch", started)
+    assert launch.launch(2, "script.py", ["--flag"]) == 0
+    (given, _), _ = started.call_args
+    assert given.nproc_per_node == 2 and getattr(given, "shutdown_timeout", None) == patience
+    started.return_value.assert_called_once_with("-u", "script.py", "--flag")
 
 
 def test_checksums_of_shards_add_up_and_one_bit_shows():

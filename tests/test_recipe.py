@@ -21,13 +21,14 @@ from harness.launch import resolve
 from rewards import grade_code, grade_math
 from shear import shear_weights
 from sinkhorn import sinkhorn
+from studies.compare import Compare
 from tasks import benchmarks, toy
 from tasks.benchmarks import BENCHMARKS, Loaded
 
 # What changes no number of a run on one machine, or has no value before a user gives one.
 PLAIN = (
     "task model data out name smoke prm micro_tokens bench bench_data resume ranks shard_over "
-    "recompute threads "
+    "recompute threads reward "
 )
 PLAIN += "generate_batch toy_lines warmup_steps track force method_option toy_width"
 
@@ -182,6 +183,29 @@ def test_help_shows_all_flags_with_their_defaults(command):
             text = " ".join(said(command, f"{words}--help").split())
             assert f"Training steps: sample, then update. (default: {steps})" in text
         assert all(method.about in text.replace("│ │ ", "") for method in METHODS.values())
+
+
+def compare_flags(words: list[str]) -> Compare:
+    """The flags of `studies.compare`, and not those of `train.py`."""
+    return config.parse_study(Compare, words)[0]
+
+
+@pytest.mark.parametrize(
+    "parse, words, name, values",
+    [
+        (config.parse_eval, "--model a --model b", "model", ("a", "b")),
+        (config.parse_eval, "--model=a --greedy --model=b c", "model", ("a", "b", "c")),
+        (config.parse_eval, "--pass-at 1 --model a --pass_at 4", "pass_at", (1, 4)),
+        (config.parse_eval, "--seeds 3", "seeds", (3,)),
+        (config.parse_train, "--bench a --model m --bench b --model n", "bench", ("a", "b")),
+        (config.parse_train, "--method rsi --method-option low=-1 --method-option high=1",
+         "method_option", ("low=-1", "high=1")),
+        (compare_flags, "x --methods grpo --seeds 1 --methods shear", "methods", ("grpo", "shear")),
+    ],
+)  # fmt: skip
+def test_a_list_flag_given_twice_appends(parse, words, name, values):
+    """For every command; of other flags the last value counts."""
+    assert config.flat(parse(words.split()))[name] == values
 
 
 def test_every_number_has_bounds(capsys):

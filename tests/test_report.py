@@ -133,7 +133,7 @@ def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
 
 
 def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp_path, monkeypatch):
-    """Steps logged without such weights leave a gap.
+    """Steps logged without such weights leave a gap, as do those without a mixed group.
 
     The floor is there if eps is known; the axes of the weights begin below 0.
     """
@@ -142,15 +142,17 @@ def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp
     monkeypatch.setattr(save, lambda figure, *_, **options: drawn.append(figure.axes))
     known = METRICS | dict(step=2, weight_before=0.1, weight_after=0.3, eps_over_nbar=0.05)
     after = BEFORE | {"greedy": (0.5, 0.1, 512)}
-    for history in ([METRICS], [METRICS, known]):
+    equal = known | dict(step=3, equal_groups=1.0, weight_mean=1.0)
+    for history in ([METRICS], [METRICS, known, equal]):
         report.plot(history, BEFORE, after, configured([]), tmp_path / "curve.png")
     (_, mean), (rewards, weights) = drawn
     held_out = [bars.lines[0].get_xydata().tolist() for bars in rewards.containers]
-    assert held_out[0] == [[0, 0.344], [2, 0.5]]
+    assert held_out[0] == [[0, 0.344], [3, 0.5]]
     of_steps = [line.get_ydata().tolist() for line in rewards.lines]
-    assert of_steps[:2] == [[0.43] * 2, [0.0625] * 2]
+    assert of_steps[:2] == [[0.43] * 3, [0.0625, 0.0625, 1]]
     assert [line.get_ydata()[0] for line in mean.lines] == [0.264, 0]
-    expected = [[0.264] * 2, [math.nan, 0.1], [math.nan, 0.3], [0.05 * math.log(12)] * 2, [0, 0]]
+    expected = [[0.264, 0.264, math.nan], [math.nan, 0.1, 0.1], [math.nan, 0.3, 0.3]]
+    expected += [[0.05 * math.log(12)] * 2, [0, 0]]
     for line, values in zip(weights.lines, expected, strict=True):
         assert line.get_ydata() == pytest.approx(values, nan_ok=True)
     for axes in (mean, rewards, weights):
@@ -164,7 +166,8 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     The settings are left to config.json.
     """
     monkeypatch.chdir(tmp_path)
-    config, folder = configured([]), Path("runs/embedded-shear-1")
+    config = configured(["--generate-batch", "512"])
+    folder = Path("runs/embedded-shear-1")
     folder.mkdir(parents=True)
     report.print_plan(config, folder, ["a note of many words " * 6, "a key \x1b[31m\u202e"])
     example = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]

@@ -160,7 +160,8 @@ def test_a_run_leaves_what_it_promises(learning):
     first = metrics[0]
     assert first["abs_log_ratio"] < 1e-5 and first["nbar"] > 0
     assert first["eps_over_nbar"] == pytest.approx(0.05)
-    assert set(first["seconds"]) == {"generate", "grade", "score", "weights", "wait", "train"}
+    phases = {"generate", "grade", "score", "weights", "wait", "train", "measure"}
+    assert set(first["seconds"]) == phases
     samples = read_lines(folder / "samples.jsonl")
     assert len(samples) == 64
     assert {"response", "reason", "first_error", "advantage"} <= samples[0].keys()
@@ -181,6 +182,29 @@ def test_a_run_leaves_what_it_promises(learning):
     most = f"{(64 + 16 * 8) * config['max_tokens']:,}"  # greedy, and sampled
     for printed in (before, after):
         assert f"\n  evaluating: 64 of at most {most} tokens\n" in printed
+
+
+def test_the_default_of_generate_batch_is_decided_once(
+    tmp_path, quick, monkeypatch, capsys, unequal
+):
+    """The plan says it, config.json keeps it, and a resumed run takes it from there.
+
+    The sampled tokens depend on it, and a run may be resumed on another machine.
+    """
+    monkeypatch.setattr(prepare.memory, "choose_batch", lambda *sizes: 5)
+    flags = "--method grpo --steps 1 --prompts-per-step 2 --prompts-per-update 2 --name run"
+    assert run(tmp_path, quick, flags) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert " tokens, 5 generated at a time; 1 update(s) per step" in printed
+    monkeypatch.setattr(prepare.memory, "choose_batch", lambda *sizes: 9)
+    sampler = Mock(wraps=harness.run.fast_rollout)
+    monkeypatch.setattr(harness.run, "fast_rollout", sampler)
+    for flags, batch in (("--steps 2", 5), ("--steps 3 --generate-batch 3", 3), ("--steps 4", 3)):
+        sampler.reset_mock()
+        assert train.main(["--resume", str(tmp_path / "run"), *flags.split()]) == 0
+        assert {call.kwargs["generate_batch"] for call in sampler.call_args_list} == {batch}
+        settings = json.loads((tmp_path / "run" / "config.json").read_text())
+        assert settings["generate_batch"] == batch and settings["program"] == "shear train"
 
 
 def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, monkeypatch, capsys):
@@ -594,8 +618,7 @@ def test_grpo_does_not_keep_hidden_states(quick, monkeypatch):
 def test_weights_are_loaded_straight_to_the_device(qwen_folder):
     """On `meta` they can have been nowhere else before."""
     meta, name = torch.device("meta"), ("--model", str(qwen_folder))
-    parts = AutoModelForCausalLM.from_pretrained, "auto", meta, models.load_tokenizer(*name)
-    model = models.load_weights(*name, *parts)
+    model = models.load_weights(*name, AutoModelForCausalLM.from_pretrained, "auto", meta)
     assert {tensor.device for tensor in [*model.parameters(), *model.buffers()]} == {meta}
 
 

@@ -201,6 +201,27 @@ def test_graders_are_reward_functions():
     assert rewards == [1.0, None]
 
 
+@pytest.mark.parametrize(
+    "completion, answer, reward",
+    [
+        ([], "7", 0.0),
+        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "7", 0.0),
+        ([{"role": "assistant", "tool_calls": [{}]}], "7", 0.0),
+        ([{"role": "assistant", "content": []}], "7", 0.0),
+        ([{"content": [{"type": "text", "text": r"\boxed"}, {"type": "text", "text": "{7}"}]}], "7", 1.0),
+        ([{"content": [{"type": "image"}, {"type": "text", "text": r"\boxed{8}"}]}], "7", 0.0),
+        (r"\boxed{7}", 7, 1.0),
+        (r"\boxed{8}", 7, 0.0),
+        (r"\boxed{7}", 7.0, 1.0),
+        (r"\boxed{0.00005}", 5e-05, 1.0),
+        (r"\boxed{7}", "3+4=<<3+4=7>>7\n#### 7", 1.0),
+    ],
+)  # fmt: skip
+def test_completions_and_answers_of_other_types_are_graded(completion, answer, reward):
+    """Content that is missing or in parts, and answers that are numbers or GSM8K's."""
+    assert math_reward([completion], answer=[answer]) == [reward]
+
+
 def test_the_command_trains_by_its_flags(monkeypatch):
     """Of this project and of TRL; without --model the embedded task's, else the paper's spans."""
     trainer = Mock()
