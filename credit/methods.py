@@ -360,9 +360,10 @@ def dgpo(batch: Batch, context: Context, *, tau: float, kappa: float) -> Tensor:
     The softmax is over the rollout's T tokens, so the mean weight is 1. d_t is the squared
     Hellinger distance of the policy's next-token distribution from that of the start, which is the
     model without its LoRA adapter, and V is the size of the vocabulary. At the default tau the
-    weights hardly differ until the policy has moved far: read `weight_std` beside any result.
-    Formula and defaults are those of two implementations, as the paper was not found. Deviates: d_t
-    and H_t are computed once for all updates; in one implementation, anew in each.
+    weights hardly differ until the policy has moved far: read `weight_std` in metrics.jsonl beside
+    any result. Formula and defaults are those of two implementations, as the paper's text was not
+    found. Inferred: distributions are those of the temperature of sampling. Deviates: weights are
+    computed once per step; in the implementations, in each update.
     """
     drift = salience.drift_from_start(batch.rollouts, context)  # (B, T)
     vocabulary = context.policy.model.config.get_text_config().vocab_size
@@ -408,10 +409,10 @@ def finepo(batch: Batch, context: Context, *, alpha: float, bound: float, scores
     D_k = p_k - (the mean of p over the rollout's tokens), p_k the score of t's step, and D is the
     largest positive D_k. So the best step of a right rollout has (1 + alpha) A, that of a wrong one
     (1 - alpha) A, however little the scores differ; before the clip the rollout's sum stays A T.
-    The source is SketchVL (arXiv 2601.05688), whose steps are actions on an image; with `scores`
-    "random", its control, they are uniform draws. Inferred: alpha and bound, of which the public
-    text has lost the decimals. Deviates: steps are those of `prm`, as are the scores (theirs are 1
-    to 4, which gives the same); its term for frequent kinds of actions has no counterpart.
+    The source is SketchVL (arXiv 2601.05688), whose steps are actions on an image. With `scores`
+    "random" they are uniform draws, its control. Inferred: alpha and bound, as the public text has
+    lost the decimals. Deviates: steps and scores are those of `prm` (theirs are whole numbers from
+    1 to 4; their unit does not matter); its term for frequent kinds of actions has no counterpart.
     """
     omega = batch.mask.float()  # (B, T)
     for row, (good, step) in enumerate(step_scores(batch, context)):

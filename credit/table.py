@@ -180,7 +180,7 @@ METHODS = {
     ),
     "prm": Method("the score of the token's step by a process reward model", ("prm", "box")),
     "finepo": Method(
-        "the same score, relative to the mean of the rollout",
+        "the score of the token's step, relative to its rollout's mean",
         ("prm", "box"),
         options={
             "alpha": Option(0.5, "what the best step gains, as a share of A", 0),
