@@ -587,18 +587,29 @@ def read_config(settings: Mapping[str, object], place: str) -> TrainConfig:
     for name, usual in flat(PAPER).items():
         value = settings.get(name, usual)
         values[name] = tuple(value) if isinstance(value, list) else value
-        if not takes(name, usual, values[name]):
-            raise BadInput(f"{place}: {name} is {value}; restore it, or give another checkpoint")
+    if not takes(values):  # one parse for all settings; the one at fault is only looked for then
+        for name, value in values.items():
+            if not takes({name: value}):
+                raise BadInput(
+                    f"{place}: {name} is {value}; restore it, or give another checkpoint"
+                )
     return with_values(PAPER, values)
 
 
-def takes(name: str, usual: object, value: object) -> bool:
-    """Whether a setting, which has a `usual` value, can have this one: its flag reads it."""
-    if value == usual or name in UNSPELT:
-        return usual is None or type(value) is type(usual)
+def takes(values: Mapping[str, object]) -> bool:
+    """Whether settings can have these values: their flags, spelled and parsed, give them again."""
+    usual = flat(PAPER)
+    words = []
+    spelled = []
+    for name, value in values.items():
+        if value == usual[name] or name in UNSPELT:
+            if usual[name] is not None and type(value) is not type(usual[name]):
+                return False
+        else:
+            words += spell(name, value)
+            spelled.append(name)
     try:
-        words = spell(name, value)
         read = tyro.cli(TrainConfig, args=words, default=PAPER, config=FLAT, console_outputs=False)
     except SystemExit:
         return False
-    return flat(read)[name] == value
+    return all(flat(read)[name] == values[name] for name in spelled)

@@ -329,7 +329,7 @@ def config_of(folder: Path) -> dict | None:
         settings = read_settings(path)
     except BadInput:  # no folder, or one whose loading will say what is wrong with it
         return None
-    # runs of before 2026-11-26 have no "program"
+    # earlier runs have no "program"
     is_run = settings.get("program") == PROGRAM or "toy_lines" in settings
     return read_settings(path, [RunSettings]) if is_run else None
 

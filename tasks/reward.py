@@ -33,7 +33,10 @@ def load_reward(text: str) -> Callable[[str, object], Verdict]:
     place, _, name = text.rpartition(":")
     remedy = "give FILE.py:FUNCTION or MODULE:FUNCTION, a function of response and answer"
     with bad_input_on_error(f"--reward {text}", remedy):
-        function = getattr(module_at(place), name)
+        try:
+            function = getattr(module_at(place), name)
+        except SystemExit:  # of a script, whose status would be the run's
+            raise ImportError("it ends the program") from None
         inspect.signature(function).bind("response", "answer")  # raises for other parameters
     return partial(grade_by, function)
 

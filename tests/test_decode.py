@@ -4,7 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from made import family_model, random_prompts
+from builders.rollouts import random_prompts
+from builders.small_models import family_model
 from scipy.stats import chi2_contingency
 
 from fast import prefill

@@ -1,10 +1,12 @@
 """harness/memory.py against counts by hand, and a table of docs/hardware.md against its script."""
 
 import re
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
-from made import DOCS
+from builders.case_files import DOCS
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from fast.rollout import row_bytes
@@ -110,7 +112,8 @@ def test_a_rollout_s_bytes_and_how_many_fit():
     configs = (LlamaConfig(**SHAPE, intermediate_size=16, head_dim=dim) for dim in (4, 8))
     narrow, wide = (row_bytes(config, 256, 3, 2) for config in configs)
     assert wide - narrow == 259 * 2 * 3 * 4 * 2
-    row, many = row_bytes(TINY, 256, 3000, 2), {"heldout": 9000}
+    row = row_bytes(TINY, 256, 3000, 2)
+    many = {"heldout": 9000}
     for rows, changes in (1, {"generate_batch": 1}), (9000, many), (512, {"generate_batch": 1024}):
         predicted = memory.predict(TINY, flags(**changes), 1)
         assert predicted["generating"] == pytest.approx(rows * row / 1e9)
@@ -141,8 +144,9 @@ def plan(documented, monkeypatch):
     """A function that plans a run of 7.6B parameters, given a GPU's room and free disk in GB."""
 
     def plan(room: float, free: float, world: int, **changes) -> list[str]:
-        monkeypatch.setattr(memory, "room_gb", lambda device: room)
-        monkeypatch.setattr(memory, "free_gb", lambda folder: free)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, room * 1e9))
+        disk = SimpleNamespace(free=free * 1e9)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: disk)
         ranks = parallel.Ranks(0, world, torch.device("cuda"))
         return memory.plan(documented["LARGE"], flags(**changes), ranks)
 

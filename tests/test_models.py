@@ -7,15 +7,15 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from made import (
-    ALONE,
+from builders.commands import words_of
+from builders.near import assert_near
+from builders.runs import ALONE
+from builders.small_models import (
     SMALL,
-    assert_near,
     byte_tokenizer,
     family_model,
-    saved,
+    save_model,
     turns_tokenizer,
-    words_of,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
@@ -56,8 +56,10 @@ def gguf_path(llama, tmp_path_factory) -> Path:
 
 
 def write_gguf(path: Path, model, tokenizer, architecture: str = "llama") -> None:
-    config, weights = model.config, model.state_dict()
-    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    config = model.config
+    weights = model.state_dict()
+    heads = config.num_attention_heads
+    shared = config.num_key_value_heads
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(512)
@@ -114,7 +116,7 @@ def test_a_gguf_file_is_its_model_in_float32_and_is_saved_as_an_ordinary_folder(
             bound = weight.abs().max().item() / 127  # twice the rounding
             assert_near(model.state_dict()[key], weight, bound)
     assert "GGUF" not in capsys.readouterr().err  # its bar
-    again = AutoModelForCausalLM.from_pretrained(saved(tmp_path, model, tokenizer))
+    again = AutoModelForCausalLM.from_pretrained(save_model(tmp_path, model, tokenizer))
     for one in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
         assert one("in 12")["input_ids"] == llama[1]("in 12")["input_ids"]
     for name, weight in model.state_dict().items():
@@ -128,7 +130,8 @@ def test_a_gguf_file_that_cannot_be_read_is_refused(
 
     So is a model's name whose package is not installed.
     """
-    cut, other = tmp_path / "cut.gguf", tmp_path / "other.gguf"
+    cut = tmp_path / "cut.gguf"
+    other = tmp_path / "other.gguf"
     cut.write_bytes(gguf_path.read_bytes()[:-3000])
     write_gguf(other, *llama, architecture="abacus")
     with models.loader_options("--model", str(other)) as options:
@@ -189,7 +192,7 @@ def without_embedding(tmp_path):
     tokenizer = turns_tokenizer("<image>", "<pad>")
     tokenizer.pad_token = "<pad>"
     model = family_model(vocab_size=len(tokenizer) - 2, max_position_embeddings=512)
-    return Path(saved(tmp_path / "model", model, tokenizer))
+    return Path(save_model(tmp_path / "model", model, tokenizer))
 
 
 def test_tokens_without_an_embedding_never_pad(without_embedding):

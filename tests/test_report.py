@@ -2,14 +2,16 @@
 
 import dataclasses
 import math
+import time
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from made import ALONE, cases, configured, made_batch, text_of
+from builders.case_files import cases, text_of
+from builders.rollouts import batch_of
+from builders.runs import ALONE, config_from
 from transformers.modeling_outputs import CausalLMOutput
 
 from credit.measures import credit_vs_first_error, sample_rows, step_metrics, worked_example
@@ -38,10 +40,12 @@ def step():
     problems = [{"problem": "a=1+2;a?\n", "answer": "3"}] * 2
     parts = dict(problems=problems, reasons=["wrong", "wrong", "correct", "truncated"])
     parts |= dict(entropies=0.25 * mask, stats={"sinkhorn_error": np.array([1.0, 2])})
-    batch = made_batch(rewards, rollouts, 2, **parts)
+    batch = batch_of(rewards, rollouts, 2, **parts)
     task = Task("embedded", [], [], None, grade_math, first_error=toy.first_error)
     weights = torch.ones(ids.shape)
-    weights[2], weights[3, :12], weights[3, 12:] = 0.5, 0.1, 0.9
+    weights[2] = 0.5
+    weights[3, :12] = 0.1
+    weights[3, 12:] = 0.9
     batch.token_advantages = weights * batch.advantages[:, None]
     return tokenizer, task, batch, weights
 
@@ -110,11 +114,11 @@ def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
     Rare counts have a row of their own where they are not 0, and so have benchmarks. Seconds of a
     phase add up.
     """
-    times = SimpleNamespace(perf_counter=Mock(side_effect=[0, 1, 3, 7.5]))
-    monkeypatch.setattr(report, "time", times)
-    clock = report.Clock(torch.device("cpu"))
-    for phase in ("score", "weights", "score"):
-        clock.lap(phase)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "perf_counter", Mock(side_effect=[0, 1, 3, 7.5]))
+        clock = report.Clock(torch.device("cpu"))
+        for phase in ("score", "weights", "score"):
+            clock.lap(phase)
     assert clock.laps == {"score": 5.5, "weights": 2}
     legend, *first = report.step_lines(METRICS, 40, 0)
     assert " ".join(legend.split()) == report.LEGEND
@@ -144,7 +148,7 @@ def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp
     after = BEFORE | {"greedy": (0.5, 0.1, 512)}
     equal = known | dict(step=3, equal_groups=1.0, weight_mean=1.0)
     for history in ([METRICS], [METRICS, known, equal]):
-        report.plot(history, BEFORE, after, configured([]), tmp_path / "curve.png")
+        report.plot(history, BEFORE, after, config_from([]), tmp_path / "curve.png")
     (_, mean), (rewards, weights) = drawn
     held_out = [bars.lines[0].get_xydata().tolist() for bars in rewards.containers]
     assert held_out[0] == [[0, 0.344], [3, 0.5]]
@@ -166,7 +170,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     The settings are left to config.json.
     """
     monkeypatch.chdir(tmp_path)
-    config = configured(["--generate-batch", "512"])
+    config = config_from(["--generate-batch", "512"])
     folder = Path("runs/embedded-shear-1")
     folder.mkdir(parents=True)
     report.print_plan(config, folder, ["a note of many words " * 6, "a key \x1b[31m\u202e"])
@@ -187,7 +191,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     assert "samples" not in last["after"] and (folder / "curve.png").exists()
     for when in ("before", "after"):
         assert files.read_lines(folder / f"{when}.jsonl") == rows
-    report.print_before(configured(["--window", "14"]), folder, BEFORE)
+    report.print_before(config_from(["--window", "14"]), folder, BEFORE)
     report.print_after(config, folder, BEFORE, after, [METRICS | {"grad_norm": 0.0}] * 2)
     printed = " ".join(capsys.readouterr().out.split())
     assert "nothing was learned: no mixed groups; docs/faq.md says what to change" in printed
@@ -214,7 +218,7 @@ def test_equal_rewards_are_explained(tmp_path, capsys):
 
     The causes are the shares of responses that are cut off or have no answer.
     """
-    config = configured(["--model", "M", "--method", "grpo"])
+    config = config_from(["--model", "M", "--method", "grpo"])
     for first, second in ((0, 0), (1, 1), (0.5, 0.5), (0.25, 0)):
         found = METRICS | dict(truncated=0.9, no_answer=0.1)
         with report.step_log(config, tmp_path, ALONE) as log:

@@ -11,17 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from made import (
-    ALONE,
-    DOCS,
-    configured,
-    failing,
-    made_batch,
-    run_well,
-    turns_tokenizer,
-    without_text,
-    words_of,
-)
+from builders.case_files import DOCS
+from builders.commands import raising, run_well, words_of
+from builders.rollouts import batch_of, rollouts_like
+from builders.runs import ALONE, config_from
+from builders.small_models import turns_tokenizer
 
 import train
 from harness import models, parallel
@@ -96,6 +90,7 @@ def test_two_ranks_and_a_resumed_run_train_on_the_reward_that_was_asked_for(flag
         ("FOLDER/rewards.py", "Empty module name"),
         ("FOLDER/broken.py:grade", "division by zero"),
         ("FOLDER/broken.txt:grade", "No module named"),
+        ("FOLDER/script.py:grade", "it ends the program"),
         ("no_such_module:grade", "No module named 'no_such_module'"),
         ("math:pi", "is not a callable object"),
         ("math:sqrt", "too many positional arguments"),
@@ -106,7 +101,8 @@ def test_a_reward_that_cannot_be_called_is_refused_first(
 ):
     """One sentence, status 2, and nothing is loaded or written."""
     (tmp_path / "broken.py").write_text("1 / 0")
-    monkeypatch.setattr(models, "load_outline", failing(AssertionError("a model is loaded")))
+    monkeypatch.setattr(models, "load_outline", raising(AssertionError("a model is loaded")))
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(0)")
     reward = text.replace("FOLDER", str(tmp_path))
     words = words.replace("FOLDER", str(tmp_path))
     assert_refused(train.main, [*flags[:-1], reward], f"--reward {reward}: cannot be read (", words)
@@ -142,7 +138,7 @@ def test_a_reward_is_a_verdict_a_number_or_a_bool(result, expected):
         verdict = grade_by(lambda response, answer: result, "", "")
         assert verdict == expected and type(verdict.reward) is not bool
     with pytest.warns(RuntimeWarning, match="--reward: KeyError: 'no'"):
-        assert grade_by(failing(KeyError("no")), "", "") == NO_VERDICT
+        assert grade_by(raising(KeyError("no")), "", "") == NO_VERDICT
 
 
 def test_the_guide_s_reward_grades_and_benchmarks_keep_their_own():
@@ -155,7 +151,7 @@ def test_the_guide_s_reward_grades_and_benchmarks_keep_their_own():
         assert task.grade("I say 7, or 8.", "8") == (1, "correct")
         assert task.grade("I say 8, or 7.", "8") == (0, "wrong")
         assert task.grade("I say no", "8") == (0, "no_answer")
-    config = configured(["--model", "M", "--reward", own])
+    config = config_from(["--model", "M", "--reward", own])
     loaded = Loaded(BENCHMARKS["math500"], [], "", "")
     benchmark = as_task(loaded, protocol_of(config), tokenizer, "M")
     assert benchmark.grade("I say 8", "8") == (0, "no_answer")
@@ -190,8 +186,8 @@ def test_the_first_cause_may_be_another_rank_s(monkeypatch):
         ([nan, 0, 0], [0, 0, 1], [NO_VERDICT], ["b"], None),
         ([0, 0, 0], [1, 1, 1], [], [], None),
     ):
-        rollouts = replace(without_text(torch.ones(3, 2)), truncated=torch.tensor(cut).bool())
-        batch = made_batch(torch.tensor(rewards), rollouts, 3)
+        rollouts = replace(rollouts_like(torch.ones(3, 2)), truncated=torch.tensor(cut).bool())
+        batch = batch_of(torch.tensor(rewards), rollouts, 3)
         monkeypatch.setattr(parallel, "gather_items", lambda items, ranks, o=others: items + o)
         said = f"step 5: no response could be graded: {cause}"
         with pytest.raises(RunFailed, match=said) if cause else nullcontext():

@@ -9,8 +9,10 @@ import datasets
 import huggingface_hub
 import pytest
 import torch
+from builders.case_files import cases, rows_of_text
+from builders.commands import raising, words_of
+from builders.runs import config_from
 from datasets import Dataset, DatasetDict
-from made import cases, configured, failing, table, words_of
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
@@ -87,7 +89,7 @@ def test_verdicts_go_to_the_right_problem_and_cut_responses_score_zero():
 def made_task(tokenizer, tmp_path, rows: list[dict], context: int, words: str):
     """The task of these rows, with the configuration and the notes."""
     append_rows(tmp_path / "x.jsonl", rows)
-    config = configured(words_of("--model M --data", tmp_path / "x.jsonl", words))
+    config = config_from(words_of("--model M --data", tmp_path / "x.jsonl", words))
     return make_task(config, tokenizer, context)
 
 
@@ -134,7 +136,8 @@ def test_sizes_that_were_not_given_shrink_to_the_data_and_the_context(words, siz
 
 def sizes_of(config) -> tuple:
     """What shrinks."""
-    sampling, updates = config.sampling, config.optimisation.prompts_per_update
+    sampling = config.sampling
+    updates = config.optimisation.prompts_per_update
     return config.problems.heldout, sampling.prompts_per_step, updates, sampling.max_tokens
 
 
@@ -388,7 +391,7 @@ def test_own_tests_survive_a_table(tmp_path):
 
 @pytest.mark.parametrize(
     "tests, message",
-    table(r"""
+    rows_of_text(r"""
     []                                        must be an object
     {}                                        need inputs and outputs
     {"inputs": ["1"], "outputs": []}          need inputs
@@ -532,7 +535,7 @@ def test_code_comes_from_the_hub(fake_hub):
 )
 def test_a_hub_that_fails_is_one_sentence(kind, error, monkeypatch):
     """What was tried, the first line of why, and what to do."""
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", failing(error))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", raising(error))
     reason = str(error).split("\n")[0].rstrip(".") or "OSError"
     with pytest.raises(BadInput) as raised:
         load_problems(kind, None)
