@@ -975,7 +975,7 @@ def test_the_oracle_can_keep_the_sum_of_a_rollout():
     A step may end after the response; a rollout whose error is not known keeps A.
     """
     steps = [None, (0, 1), (3, 5), None, (2, 99), None]
-    batch = drawn_batch([[1, 0, 0, 0, 0, 1], [0, 1, 0, 1, 1, 0]])
+    batch = random_batch([[1, 0, 0, 0, 0, 1], [0, 1, 0, 1, 1, 0]])
     steps += [(1, 2), None, (4, 7), None, None, (0, 99)]
 
     def first_error(problem, tokens):
@@ -983,7 +983,7 @@ def test_the_oracle_can_keep_the_sum_of_a_rollout():
         return place and toy.FirstError(place[0], "copy", place[1])
 
     task = Task("embedded", [], [], None, None, first_error=first_error)
-    batch = Told(**vars(batch), tokenizer=Numbers(), task=task)
+    batch = Told(**vars(batch), tokenizer=NumberTokenizer(), task=task)
     plain, ours = assign("oracle", batch), assign("oracle", batch, "mass=1")
     for row, place in enumerate(steps):
         length = int(batch.lengths[row])

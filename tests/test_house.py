@@ -35,10 +35,10 @@ ROOMS = dict(
     fast=2711,
     grading=9584,
     tasks=7906,
-    credit=10299,
+    credit=10749,
     harness=15977,
     integrations=2823,
-    studies=10754,
+    studies=10768,
     learn=1890,
     tests=74451,
 )

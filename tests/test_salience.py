@@ -222,7 +222,7 @@ def test_drift_from_start_is_right_where_it_is_small(asked):
     lora.add(model, 2, seed=0)
     assert salience.drift_from_start(rollouts, context).abs().max() == 0
     for std, largest in ((0.3, 1), (1e-3, 1e-6)):
-        learned(model, std)
+        fill_adapter(model, std)
         ours = salience.drift_from_start(rollouts, context)
         moved = copy.deepcopy(model).double()
         for row, inside in enumerate(rollouts.mask):
