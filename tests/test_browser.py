@@ -295,7 +295,7 @@ def test_controls_are_those_of_training(look):
     for row, advantage in zip(rows, batch.advantages.tolist(), strict=True):
         row["advantage"] = advantage
     context = SimpleNamespace(task=task, tokenizer=NumberTokenizer())
-    expected = effective_weights(oracle(batch, context), batch.advantages, mask)
+    expected = effective_weights(oracle(batch, context, mass=0), batch.advantages, mask)
     weights = look([rows]).evaluate("groups[0].map(row => row.weights)")
     assert [each["oracle"] for each in weights] == expected.tolist()
     assert all(each["grpo"] == [1] * 4 for each in weights)

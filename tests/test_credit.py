@@ -201,6 +201,7 @@ PASSES = {
     "scapo": 4,
     "attention": 1,
     "arca": 1,
+    "dgpo": 2,
 }
 PASSES |= dict.fromkeys(["serl", "sdpo", "iw-opd", "dasd"], 1)
 
@@ -687,6 +688,48 @@ def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told):
     assert_close(assign("arca", unmoved), assign("grpo", told))
 
 
+@pytest.mark.parametrize(("tau", "kappa"), [(0.5, 1.0), (0.02, 0.5), (0.1, 0.0)])
+def test_dgpo_against_a_loop_by_its_formula(told, tau, kappa):
+    """Token by token: whole distributions, the start's by a model without an adapter, and a softmax.
+
+    All of it is in float64. The sum of a rollout is T A, and at kappa 0 entropies do not count.
+    """
+    start = toy.make_model(2, seed=1).eval()  # as `worked_responses` adapted it
+    options = [f"tau={tau}", f"kappa={kappa}"] if tau != 0.5 else []
+    ours = assign("dgpo", told, *options, temperature=0.7, micro_tokens=100)
+    for row, inside in enumerate(told.mask):
+        prompt = told.rollouts.prompt_ids[row][told.rollouts.prompt_mask[row]].tolist()
+        ids = told.rollouts.ids[row][inside].tolist()
+        scores = []
+        for t in range(len(ids)):
+            given = torch.tensor([prompt + ids[:t]])
+            p, q = (
+                (model(given).logits[0, -1].double() / 0.7).softmax(0).tolist()
+                for model in (told.policy.model, start)
+            )
+            distance = 1 - sum(math.sqrt(one * other) for one, other in zip(p, q, strict=True))
+            entropy = told.entropies[row, t].item() / math.log(len(p))
+            scores.append(distance * entropy**kappa)
+        total = sum(math.exp(score / tau) for score in scores)
+        weights = [len(ids) * math.exp(score / tau) / total for score in scores]
+        expected = told.advantages[row] * torch.tensor(weights)
+        assert_close(ours[row][inside], expected, atol=1e-5, rtol=1e-4)
+        assert max(weights) - min(weights) > 0.005  # at the default tau, near GRPO
+    if not kappa:
+        other = replace(told, entropies=0 * told.entropies)
+        assert torch.equal(assign("dgpo", other, *options, temperature=0.7, micro_tokens=100), ours)
+
+
+def test_dgpo_is_grpo_at_the_start_and_at_a_high_temperature(told):
+    """A fresh adapter moves nothing; a large tau makes all weights 1."""
+    uniform = assign("grpo", told)
+    assert (assign("dgpo", told, "tau=.02") - uniform).abs().max() > 0.01
+    assert_near(assign("dgpo", told, "tau=1e6"), uniform, 1e-5)
+    fresh = toy.make_model(2, seed=1).eval()
+    lora.add(fresh, 2, seed=0)
+    assert_near(assign("dgpo", replace(told, policy=Policy(fresh))), uniform, 1e-6)
+
+
 @pytest.fixture
 def teacher(told, monkeypatch):
     """The teacher's log-ratios, which a test fills in; `hindsight.told_log_ratio` is a Mock."""
@@ -806,6 +849,68 @@ def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):
         assert weights[row, 0] != weights[row, 13]  # lines are 12 tokens
 
 
+def slow_finepo(
+    advantage: float, good: list[float], step: list[int], alpha: float, bound: float
+) -> list[float]:
+    """The formula of one rollout, step by step: A' = A + alpha k D, k = |A| / max D, clipped."""
+    lengths = [step.count(k) for k in range(len(good))]
+    mean = sum(length * p for length, p in zip(lengths, good, strict=True)) / sum(lengths)
+    k = abs(advantage) / (max(0.0, *[p - mean for p in good]) + 1e-6)
+    moved = [advantage + alpha * k * (p - mean) for p in good]
+    if advantage > 0:
+        clipped = [min(max(value, 0.0), bound * advantage) for value in moved]
+    else:
+        clipped = [max(min(value, 0.0), bound * advantage) for value in moved]
+    return [clipped[number] for number in step]
+
+
+@pytest.fixture
+def scores(told, monkeypatch):
+    """For each rollout, the scores of its steps, which a test changes, and its tokens' steps.
+
+    A step of a token, three longer ones, and one without a token.
+    """
+    generator = torch.Generator().manual_seed(3)
+    rows = []
+    for length in told.lengths.flatten().tolist():
+        step = torch.tensor([0, *sorted([1, 2, 3] * length)[: length - 1]])
+        rows.append((torch.rand(5, generator=generator), step))
+    monkeypatch.setattr(methods.reward_model, "score_steps", lambda *inputs: rows)
+    return rows
+
+
+@pytest.mark.parametrize(("alpha", "bound"), [(0.5, 2.0), (0.1, 1.0), (3.0, 1.5)])
+def test_finepo_against_a_loop_by_its_formula(told, scores, alpha, bound):
+    """Right and wrong rollouts, with and without clipping; A times 3 gives 3 times the credit."""
+    options = [f"alpha={alpha}", f"bound={bound}"] if alpha != 0.5 else []
+    ours = assign("finepo", told, *options)
+    for row, (good, step) in enumerate(scores):
+        given = told.advantages[row].item(), good.tolist(), step.tolist()
+        expected = torch.tensor(slow_finepo(*given, alpha, bound))
+        assert_close(ours[row, : len(step)], expected, atol=1e-6, rtol=1e-5)
+    thrice = replace(told, advantages=3 * told.advantages)
+    assert_close(assign("finepo", thrice, *options), 3 * ours)
+
+
+def test_finepo_moves_credit_within_a_rollout(told, scores):
+    """Before any clip the sum stays T A, and the unit of scores does not matter.
+
+    Equal scores, and a single step, give A. Random scores are drawn anew each time.
+    """
+    uniform, ours = assign("grpo", told), assign("finepo", told)
+    mild = assign("finepo", told, "alpha=.01")
+    assert_close(mild.sum(1), uniform.sum(1), atol=1e-4, rtol=1e-4)
+    drawn = assign("finepo", told, "scores=random")
+    assert not torch.equal(drawn, assign("finepo", told, "scores=random"))
+    original = list(scores)
+    scores[:] = [(0.3 * good + 0.2, step) for good, step in original]
+    assert_near(assign("finepo", told), ours, 1e-4)
+    scores[:] = [(torch.full((5,), 0.7), step) for _, step in original]
+    assert_near(assign("finepo", told), uniform, 1e-6)
+    scores[:] = [(good[:1], 0 * step) for good, step in original]
+    assert_near(assign("finepo", told), uniform, 1e-6)
+
+
 @pytest.mark.parametrize("second", [0.0, math.nan])
 def test_pure_against_its_formula(second, told):
     """It is r*, suffix sums, the leave-one-out baseline and the group's deviation.
@@ -866,6 +971,32 @@ def test_true_errors_and_the_oracle(told):
     expected = 1.0 * rollouts.mask
     expected[1, 12:] = 0
     assert torch.equal(weights_of("oracle", batch), expected)
+
+
+def test_the_oracle_can_keep_the_sum_of_a_rollout():
+    """With `mass` 1 the n tokens of the wrong step have A T / n; wherever that is, the sum is T A.
+
+    A step may end after the response; a rollout whose error is not known keeps A.
+    """
+    steps = [None, (0, 1), (3, 5), None, (2, 99), None]
+    batch = random_batch([[1, 0, 0, 0, 0, 1], [0, 1, 0, 1, 1, 0]])
+    steps += [(1, 2), None, (4, 7), None, None, (0, 99)]
+
+    def first_error(problem, tokens):
+        place = steps[int(tokens[0])]
+        return place and toy.FirstError(place[0], "copy", place[1])
+
+    task = Task("embedded", [], [], None, None, first_error=first_error)
+    batch = Told(**vars(batch), tokenizer=NumberTokenizer(), task=task)
+    plain, ours = assign("oracle", batch), assign("oracle", batch, "mass=1")
+    for row, place in enumerate(steps):
+        length = int(batch.lengths[row])
+        on_step = [t for t in range(length) if not place or place[0] <= t < place[1]]
+        expected = torch.zeros(batch.mask.shape[1])
+        expected[on_step] = batch.advantages[row]
+        assert_close(plain[row], expected)
+        assert_close(ours[row], expected * length / len(on_step))
+    assert_close(ours.sum(1), batch.advantages * batch.lengths[:, 0])
 
 
 def test_position_and_random_are_what_they_say(told):

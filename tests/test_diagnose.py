@@ -22,7 +22,7 @@ from credit import teacher
 from credit.measures import around, peak, shares_by_part
 from credit.settings import Shear
 from credit.shear_settings import ClosestSpan
-from credit.table import METHODS
+from credit.table import METHODS, methods_needing
 from fast.rollout import fast_rollout
 from grpo import Policy, Rollouts, pad_left, rollout, score
 from harness import files, models
@@ -408,7 +408,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     assert max(len(line) for line in printed.splitlines() if line.startswith("|")) <= 120
     methods = results["methods"]
     assert methods["oracle"]["auc_step"] == 1 and methods["grpo"]["peak"] is None
-    assert set(methods) == set(METHODS) - {"arca"}
+    assert set(methods) == set(METHODS) - methods_needing("adapter")
     assert {"surprisal", "layer 1"} <= set(results["settings"])
     after = [each["weight_after"] for each in results["settings"].values()]
     assert len(set(after)) == len(after)  # every change has an effect

@@ -212,6 +212,28 @@ def test_adapter_residual_is_the_distance_of_two_models(asked):
         assert ours[row][inside].min() > 0 and ours[row][~inside].sum() == 0
 
 
+def test_drift_from_start_is_right_where_it_is_small(asked):
+    """Against sums over whole distributions in float64, also where 1 - sum would be rounding.
+
+    It is 0 while the adapter is nothing; afterwards the adapter is on again.
+    """
+    rollouts, context = asked
+    model = context.policy.model
+    plain = copy.deepcopy(model).double()
+    lora.add(model, 2, seed=0)
+    assert salience.drift_from_start(rollouts, context).abs().max() == 0
+    for std, largest in ((0.3, 1), (1e-3, 1e-6)):
+        fill_adapter(model, std)
+        ours = salience.drift_from_start(rollouts, context)
+        moved = copy.deepcopy(model).double()
+        for row, inside in enumerate(rollouts.mask):
+            ids, offset = whole(rollouts, row)
+            p, q = (one(ids[None]).logits[0, offset - 1 : -1].softmax(-1) for one in (moved, plain))
+            expected = (p.sqrt() - q.sqrt()).square().sum(-1) / 2
+            torch.testing.assert_close(ours[row][inside].double(), expected, atol=1e-9, rtol=0.03)
+            assert 0 < ours[row][inside].max() < largest and ours[row][~inside].sum() == 0
+
+
 def test_attention_entropy_is_that_of_the_middle_layer(asked):
     """It is that of the weights that transformers returns, row by row.
 
