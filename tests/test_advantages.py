@@ -105,7 +105,7 @@ def test_rows_of_changed_flags_are_measured_on_the_same_samples(taught):
     alone = measure(parts, problems, {"shear": rows["shear"]}, 2)
     assert both["methods"]["shear"] == alone["methods"]["shear"]
     assert both["methods"]["shear"] != both["methods"]["shear mean1"]
-    plain = parts._replace(config=replace(config, credit=Credit()))
+    plain = parts._replace(config=replace(parts.config, credit=Credit()))
     assert measure(plain, problems, {"shear": rows["shear"]}, 2) == alone
     json.dumps(both)
     assert "pool=mean" in changes_of(config.shear, ("pool=mean",))["distance mmd"][0].method_option

@@ -389,7 +389,7 @@ def test_a_reader_that_leaves_ends_every_rank(taught, tmp_path):
         take_until_the_second_step(open(pipe[0]))  # noqa: SIM115 - it closes it
 
     argv = words_of(LONG, "--model", taught, "--out", tmp_path)
-    on_two(train_into, tmp_path, argv, pipe, meanwhile=read)
+    on_two(train_into, tmp_path, argv, pipe, meanwhile=read, joins=True)
     assert [(tmp_path / f"status of {rank}").read_text() for rank in (0, 1)] == ["130", "0"]
     assert_ended_quietly((tmp_path / "said by 0").read_text())
     assert (tmp_path / "said by 1").read_text() == ""

@@ -6,6 +6,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 from builders.case_files import DOCS
 from builders.commands import raising, run_well, words_of
+from builders.processes import on_two
 from builders.rollouts import batch_of, rollouts_like
 from builders.runs import ALONE, config_from
 from builders.small_models import turns_tokenizer
@@ -62,13 +64,18 @@ def flags(qwen_folder, tmp_path, monkeypatch) -> list[str]:
     return [*places, *SIZES.split(), "--reward", reward]
 
 
-def test_two_ranks_and_a_resumed_run_train_on_the_reward_that_was_asked_for(flags, tmp_path):
-    """The ranks are processes of their own, which the command starts.
+def train_in(folder: Path, argv: list[str]) -> None:
+    """The run of one of torchrun's ranks."""
+    run_well(train, argv, "--device cpu --ranks 2 --save-every 1")
 
-    The built-in grader would find no answer. config.json keeps the flag, which `--resume` reads.
+
+def test_two_ranks_and_a_resumed_run_train_on_the_reward_that_was_asked_for(flags, tmp_path):
+    """The ranks read the flag, each in a process of its own; config.json keeps it for `--resume`.
+
+    The built-in grader would find no answer.
     """
     run = tmp_path / "run"
-    run_well(train, flags, "--device cpu --ranks 2 --save-every 1")
+    on_two(train_in, tmp_path, flags, joins=True)
     run_well(train, "--resume", run, "--steps 2")
     assert json.loads((run / "config.json").read_text())["reward"] == flags[-1]
     samples = read_lines(run / "samples.jsonl")

@@ -4,6 +4,7 @@ They are forked where no GPU forbids it, so that they need not import what this 
 """
 
 import os
+import socket
 import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -26,9 +27,15 @@ def _run_silently(command: Callable[..., int], argv: list[str]) -> None:
     sys.exit(command(argv))
 
 
-def on_two(work: Callable[..., None], folder, *inputs, meanwhile=None) -> None:
-    """Run `work(folder, *inputs)` on two ranks over gloo, and `meanwhile()` in this process."""
-    arguments = (work, folder, *inputs)
+def on_two(work: Callable[..., None], folder, *inputs, meanwhile=None, joins=False) -> None:
+    """Run `work(folder, *inputs)` on two ranks over gloo, and `meanwhile()` in this process.
+
+    Where the work `joins` the ranks itself, as a command does, it finds torchrun's environment.
+    """
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    arguments = (port, joins, work, folder, *inputs)
     ranks = start_processes(_as_rank, arguments, nprocs=2, join=False, start_method=METHOD)
     if meanwhile:
         meanwhile()
@@ -36,13 +43,13 @@ def on_two(work: Callable[..., None], folder, *inputs, meanwhile=None) -> None:
         pass
 
 
-def _as_rank(rank: int, work: Callable[..., None], folder, *inputs) -> None:
+def _as_rank(rank: int, port: int, joins: bool, work: Callable[..., None], folder, *inputs) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2"}
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    os.environ["TORCHELASTIC_RUN_ID"] = "none"
     os.environ["OMP_NUM_THREADS"] = "1"  # otherwise accelerate gives each rank threads, which spin
-    # torch reads these, but does not use them
-    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0", "TORCHELASTIC_RUN_ID": "none"}
-    store = torch.distributed.FileStore(f"{folder}/store", 2)
-    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    if not joins:
+        torch.distributed.init_process_group("gloo")
     work(folder, *inputs)
-    if torch.distributed.is_initialized():  # a command leaves the group itself
+    if not joins:
         torch.distributed.destroy_process_group()
