@@ -10,12 +10,12 @@ import pytest
 from builders.case_files import ROOT, cases, text_of
 from builders.commands import interrupt, run_well, words_of
 from builders.small_models import save_model
-from builders.stand_ins import replace_sampler
+from builders.stand_ins import generate_together, replace_sampler
 
 import eval as command
 import train
 from fast.rollout import fast_rollout
-from harness import evaluation, files, tables
+from harness import files, tables
 from harness.config import Embedded
 from harness.files import read_lines
 from tasks import toy
@@ -113,11 +113,11 @@ def test_how_many_responses_are_generated_together_is_decided_once(models, tmp_p
     The sampled tokens depend on it, and the default depends on the machine.
     """
     asked = words_of("--model", models[0], SMALL, "--out", tmp_path / "out", "--seeds")
-    monkeypatch.setattr(evaluation.memory, "choose_batch", lambda *sizes: 7)
+    generate_together(monkeypatch, 7)
     sampler = Mock(wraps=fast_rollout)
     replace_sampler(monkeypatch, sampler)
     run_well(command, asked, "0")
-    monkeypatch.setattr(evaluation.memory, "choose_batch", lambda *sizes: 9)
+    generate_together(monkeypatch, 9)
     for flags, batch in (("1", 7), ("2 --generate-batch 5", 5), ("3", 5)):
         sampler.reset_mock()
         run_well(command, asked, flags)

@@ -131,14 +131,20 @@ def any_positions(request, tiny):
     return tiny if request.param == "rotary" else (small_gpt2(), tiny[1])
 
 
-def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeypatch):
+@pytest.fixture
+def chunks_of_7(monkeypatch):
+    """The head is applied to 7 tokens at a time, across rollouts."""
+    monkeypatch.setattr(grpo, "HEAD_CHUNK", 7)
+
+
+@pytest.mark.usefixtures("chunks_of_7")
+def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions):
     """Log-probabilities, entropies and states at y_t are those of one forward per rollout.
 
     That forward has no padding.
     """
     model, _ = any_positions
     rollouts = sample_rollouts(any_positions)
-    monkeypatch.setattr(grpo, "HEAD_CHUNK", 5)  # chunks of 5 tokens that cut across rollouts
     scored = score(Policy(model), rollouts, temperature=0.8, micro_tokens=150)
     hidden = grpo.to_padded(scored.hidden, rollouts.mask)  # (B, T, d)
     for row in range(8):
@@ -157,10 +163,9 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeyp
     assert not scored.hidden.requires_grad and not scored.log_probs.requires_grad
 
 
+@pytest.mark.usefixtures("chunks_of_7")
 @pytest.mark.parametrize("recompute", [False, True])
-def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(
-    any_positions, recompute, monkeypatch
-):
+def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(any_positions, recompute):
     """Log-probabilities and gradients are within 1e-5 of those with logits (b, T, V) at once.
 
     There activations are kept. The head sees at most HEAD_CHUNK tokens at a time, forward and again
@@ -178,7 +183,6 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(
     seen = []
     head = model.get_output_embeddings()
     head.register_forward_hook(lambda head, inputs, logits: seen.append(len(logits)))
-    monkeypatch.setattr(grpo, "HEAD_CHUNK", 7)
     logp = Policy(model, recompute)(rollouts, 0.7).log_probs
     assert_near(logp[rollouts.mask], expected, 2e-5)
     (logp * pulls).sum().backward()

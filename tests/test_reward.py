@@ -20,7 +20,7 @@ from builders.runs import ALONE, config_from
 from builders.small_models import turns_tokenizer
 
 import train
-from harness import models, parallel
+from harness import parallel
 from harness.evaluation import as_task, protocol_of
 from harness.files import read_lines
 from harness.launch import RunFailed
@@ -104,15 +104,15 @@ def test_two_ranks_and_a_resumed_run_train_on_the_reward_that_was_asked_for(flag
     ],
 )
 def test_a_reward_that_cannot_be_called_is_refused_first(
-    text, words, flags, tmp_path, monkeypatch, assert_refused
+    text, words, flags, tmp_path, assert_refused
 ):
     """The status is 2, after one sentence, and nothing is loaded or written."""
     (tmp_path / "broken.py").write_text("1 / 0")
-    monkeypatch.setattr(models, "load_outline", raising(AssertionError("a model is loaded")))
     (tmp_path / "script.py").write_text("import sys\nsys.exit(0)")
     reward = text.replace("FOLDER", str(tmp_path))
     words = words.replace("FOLDER", str(tmp_path))
-    assert_refused(train.main, [*flags[:-1], reward], f"--reward {reward}: cannot be read (", words)
+    asked = [*flags[:-1], reward, "--model", "no such folder"]
+    assert_refused(train.main, asked, f"--reward {reward}: cannot be read (", words)
     assert not (tmp_path / "run").exists()
 
 

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import signal
 import statistics
+import sys
 from collections.abc import Callable
 from functools import partialmethod
 from operator import itemgetter
@@ -24,7 +25,7 @@ from builders.near import assert_near
 from builders.rollouts import batch_of, rollouts_like
 from builders.runs import ALONE, config_from, credit_by
 from builders.small_models import SMALL, save_model, small_gpt2
-from builders.stand_ins import replace_sampler
+from builders.stand_ins import generate_together, replace_sampler
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -37,7 +38,7 @@ from credit.methods import FUNCTIONS
 from credit.table import METHODS, Method, Option, methods_needing
 from grading.sandbox import SandboxError
 from grpo import Rollouts
-from harness import config, files, models, prepare
+from harness import files, models, prepare
 from harness.config import with_values
 from harness.files import read_lines
 from harness.launch import RunFailed
@@ -107,12 +108,12 @@ def test_the_default_of_generate_batch_is_decided_once(tmp_path, quick, monkeypa
 
     The sampled tokens depend on it, and a run may be resumed on another machine.
     """
-    monkeypatch.setattr(prepare.memory, "choose_batch", lambda *sizes: 5)
+    generate_together(monkeypatch, 5)
     flags = "--smoke --method grpo --steps 1 --prompts-per-step 2 --prompts-per-update 2 --name run"
     assert run(tmp_path, quick, flags) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert " tokens, 5 generated at a time; 1 update(s) per step" in printed
-    monkeypatch.setattr(prepare.memory, "choose_batch", lambda *sizes: 9)
+    generate_together(monkeypatch, 9)
     sampler = Mock(wraps=harness.run.fast_rollout)
     replace_sampler(monkeypatch, sampler)
     for flags, batch in (("--steps 2", 5), ("--steps 3 --generate-batch 3", 3), ("--steps 4", 3)):
@@ -734,12 +735,11 @@ def test_bad_input_is_one_sentence(case, tmp_path, qwen_folder, start, monkeypat
     monkeypatch.setenv("RANK", "x")  # which no torchrun has set
     # otherwise the hub is asked again and again
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(config, "find_spec", lambda name: None)
-    monkeypatch.setattr(models, "load_weights", lambda *parts: pytest.fail("weights are read"))
+    monkeypatch.setitem(sys.modules, "tensorboard", None)  # it is not installed
     for name in ("empty", "run", "runs/taken"):
         os.makedirs(name)
-    os.symlink(qwen_folder, "qwen")
-    os.symlink(start, "start")
+    for name, folder in {"qwen": qwen_folder, "start": start}.items():
+        shutil.copytree(folder, name, ignore=shutil.ignore_patterns("*.safetensors"))
     save_model("gpt2", small_gpt2())
     os.mkfifo("pipe")
     problem = '{"problem": "What is 7 * 8?", "answer": "56"}\n'

@@ -1,4 +1,4 @@
-"""Stand-ins for what samples and for other ranks, in every module of ours that calls it.
+"""Stand-ins for what samples, for the machine and for other ranks, wherever ours call them.
 
 Where a function moves, this file changes, and no test.
 """
@@ -14,6 +14,11 @@ def replace_sampler(monkeypatch: pytest.MonkeyPatch, rollout: Callable | None) -
     """Let `rollout` answer in the model's place; None: nothing may be sampled."""
     for module in SAMPLING:
         monkeypatch.setattr(f"{module}.fast_rollout", rollout)
+
+
+def generate_together(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Let the default of --generate-batch be `count`, whatever memory this machine has."""
+    monkeypatch.setattr("harness.memory.choose_batch", lambda *sizes: count)
 
 
 def hear_no_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
