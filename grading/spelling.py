@@ -1,0 +1,218 @@
+r"""Math answers in one spelling: TeX first, then what people write with it.
+
+    spell(text)  -> the text in the spelling that the parser of `grading/answers.py` knows
+
+Each rule is a pattern and what takes its place; the rules of a list run in order. `TEX` gives each
+command one name and makes text upright, `_group` puts braces around arguments and nowhere else, and
+`SPELLINGS` rewrites what the parser does not know, or reads as something else.
+"""
+
+import contextlib
+import re
+from collections.abc import Callable
+from datetime import datetime
+from functools import lru_cache
+
+# ---- TeX -----------------------------------------------------------------------------------------
+
+UNICODE = str.maketrans(
+    {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "°": r"^\circ ",
+     "∞": r"\infty ", "≤": r"\leq ", "≥": r"\geq ", "∪": r"\cup ", "…": r"\ldots ", "∈": r"\in ",
+     "≈": r"\approx ", "≡": r"\equiv ", "′": "'", "½": r"\frac12", "¼": r"\frac14",
+     "¾": r"\frac34", "⅓": r"\frac13", "⅔": r"\frac23", "⁄": "/", "√": r"\sqrt ", "Ω": r"\Omega ",
+     "μ": r"\mu ", "µ": r"\mu "}
+) | str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻₀₁₂₃₄₅₆₇₈₉", "0123456789-0123456789")  # fmt: skip
+# Commands that mean the same; appearance means nothing.
+NAMES = {
+    r"left|right|middle|[bB]igg?[lrm]?|(?:display|text|script)style|limits|[lL]arge|[hH]uge|small": "",
+    "[dtc]frac": r"\\frac", "leq?(?:slant)?": r"\\leq ", "geq?(?:slant)?": r"\\geq ", "lt": "<",
+    "gt": ">", "ne": r"\\neq ", "langle": "(", "rangle": ")", "lbrace": r"\\{", "rbrace": r"\\}",
+    "degree": r"^\\circ ", "lg": r"\\log_{10}", "varnothing": r"\\emptyset ", "prime": "'",
+    "lor|vee": r"\\text{or}", "land|wedge": r"\\text{and}", "mid|vert": "|", "colon": ":",
+    "qquad": r"\\quad ", r"not\s?\\in": r"\\notin ", "thickapprox": r"\\approx ",
+}  # fmt: skip
+UPRIGHT = (
+    r"\\(?:text(?:bf|it|rm|tt|normal)?|math(?:rm|bf|it|sf|tt)|boldsymbol|bm|[mh]box|emph|underline|"
+    r"operatorname\*?)\s*(?=\{)"
+)
+GROUP = r"(?:[^{}]|\{[^{}]*\})*"
+TEX = [
+    ("[⁰¹²³⁴-⁹⁻]+", r"^{\g<0>}"), ("[₀-₉]+", r"_{\g<0>}"), (r"√\s?\(([^()]*)\)", r"√{\1}"),
+    (r"(?<=[0-9])(?:,\\!|\{,\})\s*(?=[0-9]{3})", ""),  # thousands: 1,\!000 and 1{,}000
+    (r"\\\\\s?\[[0-9.]+\s?[a-z]{2}\]", r"\\\\"),  # \\[4pt] between the rows of a matrix
+    (r"(?<!\\)\\[!()\[\]]\s?|\\(?:text)?color\{\w+\}|^\*\*|\*\*$|(?<!\\)\\$", ""),
+    (r"(?:(?<!\\)\\[,;:>\s]|[~\s])+", " "),  # every space is one space
+    *[(rf"\\(?:{names})(?![A-Za-z])\s?", name) for names, name in NAMES.items()],
+    (r"\\not\s?=", r"\\neq "), (r"\\%", "%"), (r"\\&", r"\\text{and}"),
+    (r"\\begin\{array\}\s?\{[^{}]*\}|\\begin\{[bBp]?matrix\}", r"\\begin{pmatrix}"),
+    (r"\\end\{(?:array|[bBp]?matrix)\}", r"\\end{pmatrix}"),
+    (UPRIGHT, r"\\text"), (r"\{\\(?:bf|rm|it)(?![a-z])", r"\\text{"),
+    (r"^\\(?:bf|rm|it)\s", ""),
+    # no text: \text{36 dollars}, \text{(C)}, \mathrm{e}, \text{A and C}
+    (rf"\\text\{{({GROUP}[0-9()=\\^_]{GROUP}|[eid]|[A-Z](?:,?\s(?:and\s)?[A-Z])+)\}}", r" \1 "),
+]  # fmt: skip
+# The second part of an argument's digits belong to it: x^12, \frac12, \sqrt12.
+TOKEN = re.compile(
+    r"\\(?:begin|end|text)\{[^{}]*\}|\\sqrt\[[^\[\]]*\]|\\[A-Za-z]+\s?|\\.|(?<=[\^_])-?[0-9]+|"
+    r"(?<=\\sqrt\s)[0-9.]+|(?<=\\sqrt)[0-9.]+|(?<=\\frac[0-9])[0-9]+|.", re.S
+)
+ARGUMENT = re.compile(r"\\(?:frac|binom|sqrt.*|pmod|bar|overline|dot|hat|vec|text|mathbb|fbox)|[\^_]")
+
+
+def _group(tokens: list[str]) -> str:
+    """The tokens, last first, up to the end of their group, with braces around arguments alone.
+
+    These tokens are removed.
+    """
+    text = ""
+    while tokens and tokens[-1] != "}":
+        text += _item(tokens)
+    del tokens[-1:]
+    return re.sub(r"(.*)\\choose(.*)", r"\\binom{\1}{\2}", text)
+
+
+def _item(tokens: list[str]) -> str:
+    """The next token with its arguments, or the next group without its braces."""
+    token = tokens.pop()
+    if token == "{":
+        return _group(tokens)
+    command = token.strip()
+    if ARGUMENT.fullmatch(command):
+        for _argument in range(2 if command in (r"\frac", r"\binom") else 1):
+            while tokens[-1:] == [" "]:
+                tokens.pop()
+            if tokens:
+                command += "{" + _item(tokens).strip() + "}"
+        return command
+    return token
+
+
+# ---- what people write with it -------------------------------------------------------------------
+
+# What a word after a number multiplies it by.
+FACTORS = {
+    "ten": "10^{1}", "hundred": "10^{2}", "thousand": "10^{3}", "million": "10^{6}",
+    "billion": "10^{9}", "trillion": "10^{12}", "dozen": "12", "half|halve": "2^{-1}",
+    "third": "3^{-1}", "fourth": "4^{-1}", "fifth": "5^{-1}", "sixth": "6^{-1}",
+    "seventh": "7^{-1}", "eighth": "8^{-1}", "ninth": "9^{-1}", "pi": r"\\pi",
+}  # fmt: skip
+NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+FUNCTION = r"(?:arc|ar)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|gcd|lcm|max|min"
+DECIMAL = r"([0-9]*)\.([0-9]+)"
+LABEL = r"(?i:(?:the\s)?(?:final\s|correct\s)?(?:answer|ans\.?)(?:\sis)?)(?![a-z])\s?:?"
+TUPLE = r"\([^()]*,[^()]*\)"
+
+
+def _both_signs(match: re.Match) -> str:
+    r"""(0,\pm2) as (0,+2),(0,-2).
+
+    Part of a group, or a text with two signs that may go together, stays as it is.
+    """
+    text = match[0]
+    parts = re.split(r"\\pm(?![a-z])", text)
+    if len(parts) != 2 or text.count("{") != text.count("}") or text.count("(") != text.count(")"):
+        return text
+    return "+".join(parts) + "," + "-".join(parts)
+
+
+def _exactly(match: re.Match) -> str:
+    """A decimal as a fraction."""
+    return match.expand(r"\\frac{\1\2}{1") + "0" * len(match[2]) + "}"
+
+
+DATES = "%Y-%m-%d %d%B%Y %d%b%Y %B%d%Y %b%d%Y %I:%M%p".split()
+
+
+def _date(match: re.Match) -> str:
+    """A date or a time of day as 2026-02-05 or 15:35; other texts as they are."""
+    text = re.sub(r"\\text|(?<=[0-9])(?:st|nd|rd|th)|[{}\s.,]", "", match[0])
+    for form in DATES:
+        with contextlib.suppress(ValueError):
+            moment = datetime.strptime(text, form)
+            return moment.strftime(r"\text{%Y-%m-%d}" if "%Y" in form else "%H:%M")
+    return match[0]
+
+
+SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
+    (r"\^\{\^\{(.*?)\}\}", r"^{\1}"),  # 30^\degree
+    (r"(\\[A-Za-z]+)\s(?![A-Za-z])", r"\1"),
+    (r"\\text\{\s?([^{}]*?)\s?\}", r"\\text{\1}"), (r"\s+", " "),
+    (r"\s?([-+*/=<>^_&|])\s?|\s(?=[)}\]]|\\(?!text|quad|mu|Omega)[a-z])|(?<=[({\[])\s", r"\1"),
+    (r"[(\[]?(\\begin\{pmatrix\}.*\\end\{pmatrix\})[)\]]?", r"\1"),
+    (rf"^\s?(?:\\text\{{{LABEL}\}}|{LABEL})\s?", ""),
+    # statements: x=6 \quad y=5, x=6\ y=5, x=6\\y=5
+    (r"(?<=[\w})\]])(?:\s?\\quad|\\\\(?!.*\\end))\s?(?=[-\w(]|\\(?!text|pmod))|(?<=[0-9}])\s(?=[a-z]=)",
+     ", "),
+    (r"\s?\\quad\s?|&(?!.*\\end)", " "),
+    (r",?\s?\\text\{,?\s?(and|or),?\},?\s?|,?\s\b(and|or),?\s", r" \1\2 "),
+    (r"(?<=[a-z]),?\s(and|or)\}\s?", r"} \1 "),
+    (r"^\\\{([a-z])(?:\\in\\mathbb\{R\})?\s?[:|]\s?"
+     r"((?=.*\1)(?!.*=).*(?:[<>]|\\[lgn]eq).*)\\\}$", r"\2"),  # \{x\mid x>3\}
+    # the condition under which a value holds stands behind a bar
+    (r"(?<=.)[,\s]*(?:\\text\{,?\s?(?:for|where|when|if|at|with)\b([^{}]*)\}|\b(?:for|where|if|at)\s|"
+     r",\s?(?=[a-z]\\in\\mathbb))((?:(?!\b(?:and|or|if|for|when)\b)[^,;])*)$", r"¦\1\2"),
+    (r"^\((a|m|x),\s?(b|n|y)\)=\(([^(),]+),\s?([^(),]+)\)$", r"\1=\3, \2=\4"),
+    (r"^([a-z])=[^,=]+(?:(?:,|\sand)\s?\1=[^,=]+)+$", r"\\{\g<0>\\}"),  # x=3, x=4 is no (3,4)
+    (rf"\\text\{{({FUNCTION})\}}(?=[\s(0-9A-Za-z\\])|(?<![\\A-Za-z{{])({FUNCTION})(?=[\s(0-9\\])",
+     r"\\\1\2 "),
+    (r"(\\(?:max|min|gcd|lcm))\s?\\\{([^{}]*)\\\}", r"\1(\2)"),
+    (r"^(?i:\\text\{negative\}|negative)\s?", "-"),
+    # currency, and dollar signs around math
+    (r"(?:\\text\{)?\b(?:US|USD|EUR|GBP|INR|CAD|AUD|Rs)\b\.?\}?\s?(?=\\?\$|[0-9])|\\?\$|[£€¥₹]"
+     r"|\\text\{¢\}|¢", ""),
+    (r"(?<![\w.])([0-9]*\.[0-9]+)[eE]\+?(-?[0-9]+)(?![\w.])", r"\1\\cdot10^{\2}"),  # 1.5e3
+    # thousands: 1,000 beside a unit or in a list, and 1 000
+    (r"(?:(?<=[=;])|(?<=,\s)|(?<=d\s)|(?<=r\s)|^)[-+]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9])",
+     lambda m: m[0].replace(",", "")),
+    (r"(?:^|(?<==))[-+]?[1-9][0-9]{0,2}(?:\s[0-9]{3})+(?![0-9]|\s?[,;])",
+     lambda m: m[0].replace(" ", "")),
+    (r"^(-?[0-9]+)\s([0-9]+)/([0-9]+)\b", r"\1\\frac{\2}{\3}"),  # 7 3/4 is 7 + 3/4
+    (r"(?<![0-9])([0-9]{0,30})\.([0-9]{0,30})\\(?:overline|bar|dot)\{([0-9]{1,30})\}(?![0-9])",
+     lambda m: m.expand(r"\\frac{0\1\2\3-0\1\2}{") + "9" * len(m[3]) + "0" * len(m[2]) + "}"),
+    *[(rf"(?<=[0-9}}])\s*(\\text\{{)?\s*(?:{word})s?(?=(?:ths?)?\b)(?!-)", rf"\\cdot {factor}\1")
+      for word, factor in FACTORS.items()],  # 3\text{million}
+    (r"(?<=\\cdot\s10\^\{)([0-9]+\}(?:\\text\{)?)ths?\b", r"-\1"),  # 3\text{hundredths}
+    (r"\\text\{\s?\}", ""),
+    (r"(?<=[0-9])(?:\s|\^\{|\\text\{)*(?:st|nd|rd|th)\}*$", ""),  # 5^{\text{th}}
+    (r"(?<=\^\{)[^{}.]*[0-9]*\.[0-9]+", lambda m: re.sub(DECIMAL, _exactly, m[0])),  # 2^{0.5}
+    (DECIMAL + r"(?=\\(?:times|cdot)\s?10\^)", _exactly),  # 6.7\times10^{-34}
+    # 52_8 is not 52_9
+    (r"(?<![\w.^])(\()?([0-9][0-9A-F]*)(?(1)\))_\{([0-9]+)\}(?![\w!])", r"\\text{\2 base \3}"),
+    (r"([A-Za-z]|[0-9]+)!\^", r"(\1!)^"),  # the parser does not know n!^2
+    (r"(\\(?:sin|cos|tan|cot|sec|csc)\s?)([0-9.]+)\^\{\\circ\}", r"\1(\2\\pi/180)"),
+    (r"\\sqrt\{(?:\\frac\{([^{}-]+)\}\{([^{}-]+)\}|([^{}/-]+)/([^{}/-]+))\}",
+     r"\\frac{\\sqrt{\1\3}}{\\sqrt{\2\4}}"),  # of letters, which are real
+    (r"\s?\((\\approx[^()]*)\)", r"\1"), (r"^\\approx|^=", ""),
+    (r"\s?\(?(?:\\(?:pmod|[bp]?mod)|\\text\{mod\}|\bmod\b)\s?\{?([^{}\s()]+)\}?\)?$", r"\\pmod{\1}"),
+    (r"^(?:[a-z]\\equiv)?(?=-?[0-9]+\\pmod)", r"\\equiv"),  # 3 (mod 7) is right for x = 3
+    # f'(x), f^\prime(x) and f^{\prime}(x) are f_{prime}(x), which is not f(x)
+    (r"\^\{('+)\}", r"\1"), (r"(?<=[A-Za-z])('+)", r"_{\1}"), (r"(?<=[{'])'", "prime"),
+    (r"'", r"^{\\prime}"),
+    (r"\\[lcd]?dots[bcmio]?|\.\.\.", r"\\text{dots}"),  # 1,...,5 is not 1,5
+    (TUPLE, _both_signs),  # (0,\pm2)
+    (r"[^,]+", _both_signs),  # \frac{1\pm\sqrt5}{2}, which the parser does not know
+    (r"^((?:\\[a-z]+|[^A-Za-z=,<>\\])+)=([A-Za-z](?:\([^()]*\))?)$", r"\2=\1"),  # 5 = x
+    (r"^[^<>=,]+(?:(?:>|\\geq\s?)[^<>=,]+){2,}$",  # 5 > x > 0
+     lambda m: "".join(re.split(r"(>|\\geq)", m[0])[::-1]).replace(">", "<").replace("geq", "leq ")),
+    (rf"^(?i:{'|'.join(NUMBERS)})$|(?<=\{{)(?:{'|'.join(NUMBERS)})(?=\}})", lambda m: str(NUMBERS.index(m[0].lower()))),
+    (rf"(?<=[0-9])\s\((?:[a-z]+-)?(?:{'|'.join(NUMBERS)})\)$", ""),  # 12 (twelve)
+]  # fmt: skip
+WORDS = r"(?:\\text\{[A-Za-z\s.,'-]{3,}\}|[A-Za-z]{3,}|\s)+"
+PERCENT = r"\\frac\{(.*)\}\{100\}%|%"
+
+
+@lru_cache(maxsize=4096)  # all answers of a group are compared with one gold answer
+def spell(text: str) -> str:
+    r"""The text in one spelling, without a final full stop.
+
+    A condition on its value stands behind a bar, as in 2^{n-1}¦n\geq1.
+    """
+    text = _rewritten(text.strip().rstrip("."), TEX)
+    text = _group(TOKEN.findall(text.translate(UNICODE))[::-1]).strip()
+    return _rewritten(text, SPELLINGS).strip().rstrip(".")
+
+
+def _rewritten(text: str, rules: list) -> str:
+    for pattern, replacement in rules:
+        text = re.sub(pattern, replacement, text)
+    return text
