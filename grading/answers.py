@@ -49,7 +49,7 @@ MEANING = ConversionConfig(lowercase_symbols=False)  # otherwise R - r is 0
 
 # Words that are no unit: a hedge, a number, an operation; a time of day.
 HEDGE = (
-    r"(?:perhaps|maybe|possibly|probably|either|plus|minus|times(?=\s*\w)|factorial|least|most|"
+    r"(?:perhaps|maybe|possibly|probably|approximately|about|either|plus|minus|times(?=\s*\w)|factorial|least|most|"
     r"twice|thrice|doubled|tripled|halved|quadrillions?|lakhs?|crores?|(?:ten|hundred)-[a-z]+ths?|"
     r"twelfths?|[a-z]+(?:teen|tie)ths?|below|[KkMB]\s[a-z]{3,}|"
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty)(?!-))"
@@ -63,11 +63,11 @@ SYMBOL = (
 UNIT_ITEM = (
     rf"(?:\\text\{{(?!(?:squared|cubed|[eix-z]\b)|[^{{}}]*\b{NO_UNIT}\b)[A-Za-z\s.,/-]+\}}|"
     r"(?:(?<=[0-9/({])(?:[kcm]m|kg|mg|m[lL]|ft|lbs?|oz|min|mph)|"
-    rf"(?:(?<=[0-9}})]\s)|(?<=\s\()|(?<=[/{{])|(?<=t\s)|(?<=[mgsNJWVAh}}]\s)){SYMBOL}|"
-    rf"(?:(?<=[0-9a-z}})]\s)|(?<=\s\())(?!{NO_UNIT}\b)[a-z]{{4,}})(?![A-Za-z'])|"
+    rf"(?:(?<=[0-9}})]\s)|(?<=\s[(\[])|(?<=[/{{])|(?<=t\s)|(?<=[mgsNJWVAh}}]\s)){SYMBOL}|"
+    rf"(?:(?<=[0-9a-z}})]\s)|(?<=\s[(\[]))(?!{NO_UNIT}\b)[a-z]{{4,}})(?![A-Za-z'])|"
     r"\\mu\s?|\\Omega|\^\{\\circ\}(?:\s?[CF](?![a-z]))?)(?:\^\{-?[0-9]\})?"
 )
-UNIT = re.compile(rf"(\s?(?:\(|\\frac\{{)?{UNIT_ITEM}(?:[\s/(){{}}]|\\cdot\s?|{UNIT_ITEM})*)")
+UNIT = re.compile(rf"(\s?(?:[(\[]|\\frac\{{)?{UNIT_ITEM}(?:[\s/(){{}}\]]|\\cdot\s?|{UNIT_ITEM})*)")
 # Other spellings of units; powers do not count.
 UNIT_NAMES = [
     (r"\\text|\\frac|\\cdot|\^\{[^{}]*\}|\b(?:per|square|cubic|squared|cubed|degrees?|units?)\b", " "),
@@ -96,7 +96,7 @@ NO_ANSWER = (
     r"(?:^|=)[-0-9.]+\\approx|"
     rf"[0-9}}]\s?(?:\\text\{{)?(?:squared|cubed)\b|(?<![\\A-Za-z]){HEDGE}\b|"
     r"(?<!_\{[a-z])\\(?:to|implies|therefore|because|(?:[lL]ong)?[rR]ightarrow|iff)(?![a-z])|"
-    r"=[^,=]*(?:(?<!_\{)\\text|:|\|[^|=]*(?==))[^,]*=|"
+    r"=[^,=]*(?:(?<!_\{)\\text|:|\|[^|=]*(?==)|/(?=[a-z]=))[^,]*=|"
     r"\\text\{[^{}]*\b(?:not|false|wrong|incorrect|never)\b.*="
 )
 # The i of 2i, or what has complex values: no real z is equal to it.
@@ -122,7 +122,7 @@ def compare(answer: str, gold: str) -> str:
 def _equal(answer: str, gold: str) -> bool:
     """Whether two texts in one spelling are the same answer."""
     same_words = _words(answer) == _words(gold)
-    if same_words and re.search(r"\\text|^[A-Za-z\s]{3,}$|^no$", gold):
+    if same_words and re.search(r"\\text|^[A-Za-z\s]{3,}$|^no$|[0-9]\s[A-Za-z]", gold):
         return True
     if ":" in gold and ":" in answer and not ("=" in gold and "=" in answer):
         return _words(answer.rpartition("=")[2]) == _words(gold.rpartition("=")[2])
@@ -144,8 +144,8 @@ def _equal(answer: str, gold: str) -> bool:
     gold_numbers, gold_units = _quantities(gold)
     if len(numbers) > 1 or len(gold_numbers) > 1:
         return units == gold_units and all(map(_equal_values, numbers, gold_numbers))
-    is_known = re.fullmatch(rf"(?:{SYMBOL}|\W)+", f"{units};{gold_units}")
-    if units and gold_units and is_known and units != gold_units:
+    known = re.fullmatch(rf"({SYMBOL}\s?)+;({SYMBOL}\s?)+", ";".join(units + gold_units))
+    if known and units != gold_units:
         return False
     if condition and gold_condition and condition != gold_condition:
         return False
@@ -178,7 +178,7 @@ def _named(text: str) -> tuple[list[str], str]:
     return names, ",".join(value for _, value in pairs)
 
 
-def _quantities(text: str) -> tuple[list[str], list[list[str]]]:
+def _quantities(text: str) -> tuple[list[str], list[str]]:
     """The numbers of quantities, and their units in one spelling: 2 and 30, h and min."""
     pieces = UNIT.split(text)  # number, unit, number, unit, rest
     if len(pieces) == 1 or pieces[-1] or "" in pieces[:-1]:
@@ -187,7 +187,7 @@ def _quantities(text: str) -> tuple[list[str], list[list[str]]]:
     for unit in pieces[1::2]:
         for pattern, name in UNIT_NAMES:
             unit = re.sub(pattern, name, unit)
-        units.append(sorted(re.findall("[A-Za-zμΩ]+", unit)))
+        units.append(" ".join(sorted(re.findall("[A-Za-zμΩ]+", unit))))
     numbers = [re.sub(r"^,?\s?(?:and\s)?", "", number) for number in pieces[:-1:2]]
     if units.count(units[0]) == len(units):  # a list
         return [",".join(numbers)], units[:1]

@@ -32,8 +32,8 @@ NAMES = {
     "qquad": r"\\quad ", r"not\s?\\in": r"\\notin ", "thickapprox": r"\\approx ",
 }  # fmt: skip
 UPRIGHT = (
-    r"\\(?:text(?:bf|it|rm|tt|normal)?|math(?:rm|bf|it|sf|tt)|boldsymbol|bm|[mh]box|emph|underline|"
-    r"operatorname\*?)\s*(?=\{)"
+    r"\\(?:text(?:[a-z]{2}|normal)?|math(?:[a-z]{2}|normal)(?<!bb)|boldsymbol|bm|[mh]box|emph|"
+    r"underline|operatorname\*?|bf|rm|it)\s*(?=\{)"
 )
 GROUP = r"(?:[^{}]|\{[^{}]*\})*"
 TEX = [
@@ -44,12 +44,12 @@ TEX = [
     (r"(?:(?<!\\)\\[,;:>\s]|[~\s])+", " "),  # every space is one space
     *[(rf"\\(?:{names})(?![A-Za-z])\s?", name) for names, name in NAMES.items()],
     (r"\\not\s?=", r"\\neq "), (r"\\%", "%"), (r"\\&", r"\\text{and}"),
-    (r"\\begin\{array\}\s?\{[^{}]*\}|\\begin\{[bBp]?matrix\}", r"\\begin{pmatrix}"),
-    (r"\\end\{(?:array|[bBp]?matrix)\}", r"\\end{pmatrix}"),
+    (r"\\begin\{array\}\s?\{[^{}]*\}|\\begin\{(?:[bBp]|small)?matrix\}", r"\\begin{pmatrix}"),
+    (r"\\end\{(?:array|(?:[bBp]|small)?matrix)\}", r"\\end{pmatrix}"),
     (UPRIGHT, r"\\text"), (r"\{\\(?:bf|rm|it)(?![a-z])", r"\\text{"),
     (r"^\\(?:bf|rm|it)\s", ""),
     # no text: \text{36 dollars}, \text{(C)}, \mathrm{e}, \text{A and C}
-    (rf"\\text\{{({GROUP}[0-9()=\\^_]{GROUP}|[eid]|[A-Z](?:,?\s(?:and\s)?[A-Z])+)\}}", r" \1 "),
+    (rf"\\text\{{({GROUP}[0-9()=\[\\^_]{GROUP}|[eid]|[A-Z](?:,?\s(?:and\s)?[A-Z])+)\}}", r" \1 "),
 ]  # fmt: skip
 # The second part of an argument's digits belong to it: x^12, \frac12, \sqrt12.
 TOKEN = re.compile(
@@ -99,6 +99,7 @@ FACTORS = {
 NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()
 FUNCTION = r"(?:arc|ar)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|gcd|lcm|max|min"
 DECIMAL = r"([0-9]*)\.([0-9]+)"
+NEGATION = r"[^{}]*\b(?:not|false|wrong|incorrect|never)\b"
 LABEL = r"(?i:(?:the\s)?(?:final\s|correct\s)?(?:answer|ans\.?)(?:\sis)?)(?![a-z])\s?:?"
 TUPLE = r"\([^()]*,[^()]*\)"
 
@@ -139,21 +140,24 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\\text\{\s?([^{}]*?)\s?\}", r"\\text{\1}"), (r"\s+", " "),
     (r"\s?([-+*/=<>^_&|])\s?|\s(?=[)}\]]|\\(?!text|quad|mu|Omega)[a-z])|(?<=[({\[])\s", r"\1"),
     (r"[(\[]?(\\begin\{pmatrix\}.*\\end\{pmatrix\})[)\]]?", r"\1"),
-    (rf"^\s?(?:\\text\{{{LABEL}\}}|{LABEL})\s?", ""),
+    (rf"^(?:\\text\{{(?:{LABEL}|(?!{NEGATION}|(?i:option|choice))[^{{}}]{{3,}}:)\}}|(\\text\{{)?{LABEL})\s?", r"\1"),
+    (r"^[0-9]{4}-[0-9-]+$|^[^=]*(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[^=]*[0-9]{4}\}?$|"
+     r"^[0-9]+:[0-9]{2}.*[aApP]\.?[mM]\.?\}?$", _date),
     # statements: x=6 \quad y=5, x=6\ y=5, x=6\\y=5
     (r"(?<=[\w})\]])(?:\s?\\quad|\\\\(?!.*\\end))\s?(?=[-\w(]|\\(?!text|pmod))|(?<=[0-9}])\s(?=[a-z]=)",
      ", "),
     (r"\s?\\quad\s?|&(?!.*\\end)", " "),
     (r",?\s?\\text\{,?\s?(and|or),?\},?\s?|,?\s\b(and|or),?\s", r" \1\2 "),
-    (r"(?<=[a-z]),?\s(and|or)\}\s?", r"} \1 "),
+    (r"(?<=[a-z]),?\s(and|or)\}\s?", r"} \1 "), (r"\\text\{,\}\s?", ", "),
     (r"^\\\{([a-z])(?:\\in\\mathbb\{R\})?\s?[:|]\s?"
      r"((?=.*\1)(?!.*=).*(?:[<>]|\\[lgn]eq).*)\\\}$", r"\2"),  # \{x\mid x>3\}
     # the condition under which a value holds stands behind a bar
     (r"(?<=.)[,\s]*(?:\\text\{,?\s?(?:for|where|when|if|at|with)\b([^{}]*)\}|\b(?:for|where|if|at)\s|"
-     r",\s?(?=[a-z]\\in\\mathbb))((?:(?!\b(?:and|or|if|for|when)\b)[^,;])*)$", r"¦\1\2"),
+     r",\s?(?=[a-z]\\in\\mathbb)|[,\s]*\((?=[a-z]\\in\\mathbb)|"
+     r"[,\s]+\((?=[a-z](?:[<>]|\\[lgn]eq)))((?:(?!\b(?:and|or|if|for|when)\b)[^,;])*)$", r"¦\1\2"),
     (r"^\((a|m|x),\s?(b|n|y)\)=\(([^(),]+),\s?([^(),]+)\)$", r"\1=\3, \2=\4"),
     (r"^([a-z])=[^,=]+(?:(?:,|\sand)\s?\1=[^,=]+)+$", r"\\{\g<0>\\}"),  # x=3, x=4 is no (3,4)
-    (rf"\\text\{{({FUNCTION})\}}(?=[\s(0-9A-Za-z\\])|(?<![\\A-Za-z{{])({FUNCTION})(?=[\s(0-9\\])",
+    (rf"\\text\{{({FUNCTION})\}}(?=[\s(0-9A-Za-z\\^_])|(?<![\\A-Za-z{{])({FUNCTION})(?=[\s(0-9\\^_])",
      r"\\\1\2 "),
     (r"(\\(?:max|min|gcd|lcm))\s?\\\{([^{}]*)\\\}", r"\1(\2)"),
     (r"^(?i:\\text\{negative\}|negative)\s?", "-"),
@@ -162,7 +166,7 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
      r"|\\text\{¢\}|¢", ""),
     (r"(?<![\w.])([0-9]*\.[0-9]+)[eE]\+?(-?[0-9]+)(?![\w.])", r"\1\\cdot10^{\2}"),  # 1.5e3
     # thousands: 1,000 beside a unit or in a list, and 1 000
-    (r"(?:(?<=[=;])|(?<=,\s)|(?<=d\s)|(?<=r\s)|^)[-+]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9])",
+    (r"(?:(?<=[=;])|(?<=[,;]\s)|(?<=d\s)|(?<=r\s)|^)[-+]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9])",
      lambda m: m[0].replace(",", "")),
     (r"(?:^|(?<==))[-+]?[1-9][0-9]{0,2}(?:\s[0-9]{3})+(?![0-9]|\s?[,;])",
      lambda m: m[0].replace(" ", "")),
@@ -197,8 +201,6 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (rf"^(?i:{'|'.join(NUMBERS)})$|(?<=\{{)(?:{'|'.join(NUMBERS)})(?=\}})", lambda m: str(NUMBERS.index(m[0].lower()))),
     (rf"(?<=[0-9])\s\((?:[a-z]+-)?(?:{'|'.join(NUMBERS)})\)$", ""),  # 12 (twelve)
 ]  # fmt: skip
-WORDS = r"(?:\\text\{[A-Za-z\s.,'-]{3,}\}|[A-Za-z]{3,}|\s)+"
-PERCENT = r"\\frac\{(.*)\}\{100\}%|%"
 
 
 @lru_cache(maxsize=4096)  # all answers of a group are compared with one gold answer
