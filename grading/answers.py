@@ -31,13 +31,25 @@ from latex2sympy2_extended.logic import And
 from latex2sympy2_extended.sets import FiniteSet
 from math_verify import verify
 from sympy import (
-    Basic, Eq, Expr, Float, I, Intersection, MatrixBase, S, Symbol, Union, real_root, simplify, solve,
-)  # fmt: skip
+    Basic,
+    Eq,
+    Expr,
+    Float,
+    I,
+    Intersection,
+    MatrixBase,
+    S,
+    Symbol,
+    Union,
+    real_root,
+    simplify,
+    solve,
+)
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
-from grading.spelling import TUPLE, spell
+from grading.spelling import HEDGE, SYMBOL, TUPLE, UNIT, UNIT_NAMES, respell
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that there is no time limit
 
@@ -47,41 +59,14 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that the
 CLEANING = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
 MEANING = ConversionConfig(lowercase_symbols=False)  # otherwise R - r is 0
 
-# Words that are no unit: a hedge, a number, an operation; a time of day.
-HEDGE = (
-    r"(?:perhaps|maybe|possibly|probably|approximately|about|either|plus|minus|times(?=\s*\w)|factorial|least|most|"
-    r"twice|thrice|doubled|tripled|halved|quadrillions?|lakhs?|crores?|(?:ten|hundred)-[a-z]+ths?|"
-    r"twelfths?|[a-z]+(?:teen|tie)ths?|below|[KkMB]\s[a-z]{3,}|"
-    r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty)(?!-))"
-)
-NO_UNIT = rf"(?:and|or|not|but|for|at|if|when|where|with|[ap]\.?m|{HEDGE})"
-SYMBOL = (
-    r"(?:[kcdmμnMG]?(?:m|g|s|L|l|N|J|W|V|A|Pa|Hz|Ω|mol|cal|eV)|"
-    r"h|hr|min|sec|d|ft|in|yd|mi|lbs?|oz|mph|K|C|F|USD|EUR|GBP)"
-)
-# Upright words; a plain unit, after a space if it has one letter; other words after a space.
-UNIT_ITEM = (
-    rf"(?:\\text\{{(?!(?:squared|cubed|[eix-z]\b)|[^{{}}]*\b{NO_UNIT}\b)[A-Za-z\s.,/-]+\}}|"
-    r"(?:(?<=[0-9/({])(?:[kcm]m|kg|mg|m[lL]|ft|lbs?|oz|min|mph)|"
-    rf"(?:(?<=[0-9}})]\s)|(?<=\s[(\[])|(?<=[/{{])|(?<=t\s)|(?<=[mgsNJWVAh}}]\s)){SYMBOL}|"
-    rf"(?:(?<=[0-9a-z}})]\s)|(?<=\s[(\[]))(?!{NO_UNIT}\b)[a-z]{{4,}})(?![A-Za-z'])|"
-    r"\\mu\s?|\\Omega|\^\{\\circ\}(?:\s?[CF](?![a-z]))?)(?:\^\{-?[0-9]\})?"
-)
-UNIT = re.compile(rf"(\s?(?:[(\[]|\\frac\{{)?{UNIT_ITEM}(?:[\s/(){{}}\]]|\\cdot\s?|{UNIT_ITEM})*)")
-# Other spellings of units; powers do not count.
-UNIT_NAMES = [
-    (r"\\text|\\frac|\\cdot|\^\{[^{}]*\}|\b(?:per|square|cubic|squared|cubed|degrees?|units?)\b", " "),
-    (r"\\mu\W*", "μ"), (r"\b(k|c|m)(?:ilo|enti|illi)(?=[a-z]{4})", r"\1"),
-    (r"(?:met(er|re)|gram|lit(er|re)|second|hour|volt|watt|joule|newton)s?\b", lambda m: m[0][0]),
-    (r"\bsecs?\b", "s"), (r"\bhrs?\b", "h"), (r"minutes?", "min"), (r"inch(?:es)?", "in"), (r"foot|feet", "ft"),
-    (r"pounds?|lbs", "lb"), ("L", "l"), ("dollars?", "USD"), ("euros?", "EUR"), ("[Cc]elsius", "C"),
-    ("[Ff]ahrenheit", "F"), ("days?", "d"), ("miles?", "mi"), ("yards?", "yd"), ("ounces?", "oz"),
-]  # fmt: skip
 SET = r"(?:(?:[a-zA-Z]\\in)?\\\{(?!.*[:|]).*\\\}|.*\sor\s.*)"
-WORDS = r"(?:\\text\{[A-Za-z\s.,'-]{3,}\}|[A-Za-z]{3,}|\s)+"
+WORDS = r"\\text|^[A-Za-z\s]{3,}$|^no$"
+PHRASE = r"(?:\\text\{[^{}]{3,}\}|[A-Za-z]+\s[A-Za-z\s]+)"
+RATIO_NAME = r"^[^=]*[A-Za-z][^=]*=(?!.*=)"
 SETS = r"\\\{[^{}]*\\\}"
-# Pairs that the parser would take for the same: a tuple and a set, {1},{2} and {1,2}, a and b, a or b.
-UNLIKE = rf"{TUPLE};{SET}|{SET};{TUPLE}|{SETS},.*;{SETS}|{SETS};{SETS},.*|{WORDS};{WORDS}"
+# Pairs that the parser would take for the same: a tuple and a set, {1},{2} and {1,2}, a or b and
+# a and b.
+UNLIKE = rf"{TUPLE};{SET}|{SET};{TUPLE}|{SETS},.*;{SETS}|{SETS};{SETS},.*|{PHRASE};{PHRASE}"
 PERCENT = r"((?:[0-9]+\s?)?\\(?:frac\{[^{}]+\}|sqrt)\{[^{}]+\}|\([^()]*\))\s?%"  # of a fraction
 # x = 3 among several
 NAMED = (
@@ -92,7 +77,8 @@ OPTION = r"(?i:option\s?|choice\s?)?\(?([A-J])(?:\)?|[).:]\s?(?!.*\b(?:[A-J]|or|
 # What the parser would add or multiply, take for one number, or leave out: 5 6, [5,5],
 # 5 \text{perhaps six}, \not=5; and two statements, of which it would take the last.
 NO_ANSWER = (
-    r"\\not(?![a-z])|^[0-9.]+(?:\s[0-9.]+)+$|^\[([^,\[\]]+),\s?\1\]$|^(.+)\sand\s\2$|!!|"
+    r"\\not(?![a-z])|^[0-9.]+(?:\s[0-9.]+)+$|^\[([^,\[\]]+),\s?\1\]$|^(.+)\s(?:and|or)\s\2$|!!|"
+    r"^([a-z])=[^,]*\3=|"
     r"(?:^|=)[-0-9.]+\\approx|"
     rf"[0-9}}]\s?(?:\\text\{{)?(?:squared|cubed)\b|(?<![\\A-Za-z]){HEDGE}\b|"
     r"(?<!_\{[a-z])\\(?:to|implies|therefore|because|(?:[lL]ong)?[rR]ightarrow|iff)(?![a-z])|"
@@ -114,7 +100,7 @@ def compare(answer: str, gold: str) -> str:
     if answer.replace(", ", ",") == gold.replace(", ", ","):  # 100,200 may be a list
         return "correct"
     try:
-        return "correct" if _equal(spell(answer), spell(gold)) else "wrong"
+        return "correct" if _equal(respell(answer), respell(gold)) else "wrong"
     except Exception:  # of any class: the parser and sympy raise what they like
         return "parse_error"
 
@@ -122,10 +108,10 @@ def compare(answer: str, gold: str) -> str:
 def _equal(answer: str, gold: str) -> bool:
     """Whether two texts in one spelling are the same answer."""
     same_words = _words(answer) == _words(gold)
-    if same_words and re.search(r"\\text|^[A-Za-z\s]{3,}$|^no$|[0-9]\s[A-Za-z]", gold):
+    if _tight(answer) == _tight(gold) or (same_words and re.search(WORDS, gold)):
         return True
     if ":" in gold and ":" in answer and not ("=" in gold and "=" in answer):
-        return _words(answer.rpartition("=")[2]) == _words(gold.rpartition("=")[2])
+        return _words(re.sub(RATIO_NAME, "", answer)) == _words(re.sub(RATIO_NAME, "", gold))
     option = re.fullmatch(OPTION, _plain(answer))
     gold_option = re.fullmatch(OPTION, _plain(gold))
     if option and gold_option:
@@ -162,8 +148,12 @@ def _words(text: str) -> str:
 
     For example, 4:30 \text{PM} and \text{4:30 p.m.} become equal.
     """
-    # 1 23 is not 12 3, nor 1.5 15.
-    return re.sub(r"(?<![0-9])\s+|\s+(?![0-9])|[.,](?![0-9])", "", _plain(text)).casefold()
+    return re.sub(r"[.,](?![0-9])", "", _tight(_plain(text))).casefold()  # 1.5 is not 15
+
+
+def _tight(text: str) -> str:
+    """The text without spaces, but for those between digits: 1 23 is not 12 3."""
+    return re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text)
 
 
 def _named(text: str) -> tuple[list[str], str]:
@@ -202,7 +192,7 @@ def _equal_values(answer: str, gold: str) -> bool:
     if " base " not in answer:
         # The question named the base: 52 is right for 52_8.
         gold = re.sub(r"\\text\{(\w+) base [0-9]+\}", r"\1", gold)
-    if answer.replace(" ", "") == gold.replace(" ", ""):
+    if _tight(answer) == _tight(gold):
         return True
     if re.fullmatch(UNLIKE, f"{answer};{gold}"):
         return False
@@ -237,7 +227,7 @@ def _read(text: str) -> Basic | MatrixBase:
             text, is_real=is_real, normalization_config=CLEANING, conversion_config=MEANING
         )
     except Exception:  # of any class, see `compare`, which gets it unless this is an equation
-        value = re.fullmatch(r"(?:[^,;<>=()]|\([^()]*\))+=([^=,;<>]+)", text)
+        value = re.fullmatch(r"(?![-0-9.])(?:[^,;<>=()]|\([^()]*\))+=([^=,;<>]+)", text)
         if value is None:
             raise
         return _read(value[1])

@@ -1,6 +1,6 @@
 r"""Math answers in one spelling: TeX first, then what people write with it.
 
-    spell(text)  -> the text in the spelling that the parser of `grading/answers.py` knows
+    respell(text)  -> the text in the spelling that the parser of `grading/answers.py` knows
 
 Each rule is a pattern and what takes its place; the rules of a list run in order. `TEX` gives each
 command one name and makes text upright, `_group` puts braces around arguments and nowhere else, and
@@ -24,7 +24,7 @@ UNICODE = str.maketrans(
 ) | str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻₀₁₂₃₄₅₆₇₈₉", "0123456789-0123456789")  # fmt: skip
 # Commands that mean the same; appearance means nothing.
 NAMES = {
-    r"left|right|middle|[bB]igg?[lrm]?|(?:display|text|script)style|limits|[lL]arge|[hH]uge|small": "",
+    r"left|right|middle|[bB]igg?[lrm]?|(?:display|text|script)style|limits|[lL]arge|[hH]uge": "",
     "[dtc]frac": r"\\frac", "leq?(?:slant)?": r"\\leq ", "geq?(?:slant)?": r"\\geq ", "lt": "<",
     "gt": ">", "ne": r"\\neq ", "langle": "(", "rangle": ")", "lbrace": r"\\{", "rbrace": r"\\}",
     "degree": r"^\\circ ", "lg": r"\\log_{10}", "varnothing": r"\\emptyset ", "prime": "'",
@@ -54,9 +54,10 @@ TEX = [
 # The second part of an argument's digits belong to it: x^12, \frac12, \sqrt12.
 TOKEN = re.compile(
     r"\\(?:begin|end|text)\{[^{}]*\}|\\sqrt\[[^\[\]]*\]|\\[A-Za-z]+\s?|\\.|(?<=[\^_])-?[0-9]+|"
-    r"(?<=\\sqrt\s)[0-9.]+|(?<=\\sqrt)[0-9.]+|(?<=\\frac[0-9])[0-9]+|.", re.S
+    r"(?<=\\sqrt\s)[0-9.]+|(?<=\\sqrt)[0-9.]+|(?<=\\frac[0-9])[0-9]+|.",
+    re.S,
 )
-ARGUMENT = re.compile(r"\\(?:frac|binom|sqrt.*|pmod|bar|overline|dot|hat|vec|text|mathbb|fbox)|[\^_]")
+ARGUMENT = re.compile(r"\\(?:frac|binom|sqrt.*|pmod|bar|overline|dot|vec|text|mathbb|fbox)|[\^_]")
 
 
 def _group(tokens: list[str]) -> str:
@@ -140,12 +141,12 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\\text\{\s?([^{}]*?)\s?\}", r"\\text{\1}"), (r"\s+", " "),
     (r"\s?([-+*/=<>^_&|])\s?|\s(?=[)}\]]|\\(?!text|quad|mu|Omega)[a-z])|(?<=[({\[])\s", r"\1"),
     (r"[(\[]?(\\begin\{pmatrix\}.*\\end\{pmatrix\})[)\]]?", r"\1"),
-    (rf"^(?:\\text\{{(?:{LABEL}|(?!{NEGATION}|(?i:option|choice))[^{{}}]{{3,}}:)\}}|(\\text\{{)?{LABEL})\s?", r"\1"),
+    (rf"^(?:\\text\{{(?:{LABEL}|(?!{NEGATION}|(?i:option|choice))[^{{}}]{{3,}}:)\}}|(\\text\{{)?{LABEL})\s?",
+     r"\1"),
     (r"^[0-9]{4}-[0-9-]+$|^[^=]*(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[^=]*[0-9]{4}\}?$|"
      r"^[0-9]+:[0-9]{2}.*[aApP]\.?[mM]\.?\}?$", _date),
-    # statements: x=6 \quad y=5, x=6\ y=5, x=6\\y=5
-    (r"(?<=[\w})\]])(?:\s?\\quad|\\\\(?!.*\\end))\s?(?=[-\w(]|\\(?!text|pmod))|(?<=[0-9}])\s(?=[a-z]=)",
-     ", "),
+    # statements: x=6 \quad y=5, x=6\\y=5, x=6\ y=5
+    (r"(?<=[\w})\]])(?:\s?\\quad|\\\\(?!.*\\end))\s?(?=[-\w(]|\\(?!text|pmod))", ", "),
     (r"\s?\\quad\s?|&(?!.*\\end)", " "),
     (r",?\s?\\text\{,?\s?(and|or),?\},?\s?|,?\s\b(and|or),?\s", r" \1\2 "),
     (r"(?<=[a-z]),?\s(and|or)\}\s?", r"} \1 "), (r"\\text\{,\}\s?", ", "),
@@ -155,6 +156,8 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"(?<=.)[,\s]*(?:\\text\{,?\s?(?:for|where|when|if|at|with)\b([^{}]*)\}|\b(?:for|where|if|at)\s|"
      r",\s?(?=[a-z]\\in\\mathbb)|[,\s]*\((?=[a-z]\\in\\mathbb)|"
      r"[,\s]+\((?=[a-z](?:[<>]|\\[lgn]eq)))((?:(?!\b(?:and|or|if|for|when)\b)[^,;])*)$", r"¦\1\2"),
+    (r"^(?!.*(?:[<>]|\\[lgn]eq).*,)([^,]+),\s?([a-z](?:[<>]|\\[lgn]eq)[^,;]*)$", r"\1¦\2"),
+    (r"(?<=[0-9}])\s(?=[a-z]=)", ", "),
     (r"^\((a|m|x),\s?(b|n|y)\)=\(([^(),]+),\s?([^(),]+)\)$", r"\1=\3, \2=\4"),
     (r"^([a-z])=[^,=]+(?:(?:,|\sand)\s?\1=[^,=]+)+$", r"\\{\g<0>\\}"),  # x=3, x=4 is no (3,4)
     (rf"\\text\{{({FUNCTION})\}}(?=[\s(0-9A-Za-z\\^_])|(?<![\\A-Za-z{{])({FUNCTION})(?=[\s(0-9\\^_])",
@@ -176,7 +179,7 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     *[(rf"(?<=[0-9}}])\s*(\\text\{{)?\s*(?:{word})s?(?=(?:ths?)?\b)(?!-)", rf"\\cdot {factor}\1")
       for word, factor in FACTORS.items()],  # 3\text{million}
     (r"(?<=\\cdot\s10\^\{)([0-9]+\}(?:\\text\{)?)ths?\b", r"-\1"),  # 3\text{hundredths}
-    (r"\\text\{\s?\}", ""),
+    (r"\\text\{\s?\}", ""), (r"\s?\\text\{percent\}|\spercent$", "%"),
     (r"(?<=[0-9])(?:\s|\^\{|\\text\{)*(?:st|nd|rd|th)\}*$", ""),  # 5^{\text{th}}
     (r"(?<=\^\{)[^{}.]*[0-9]*\.[0-9]+", lambda m: re.sub(DECIMAL, _exactly, m[0])),  # 2^{0.5}
     (DECIMAL + r"(?=\\(?:times|cdot)\s?10\^)", _exactly),  # 6.7\times10^{-34}
@@ -187,7 +190,8 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\\sqrt\{(?:\\frac\{([^{}-]+)\}\{([^{}-]+)\}|([^{}/-]+)/([^{}/-]+))\}",
      r"\\frac{\\sqrt{\1\3}}{\\sqrt{\2\4}}"),  # of letters, which are real
     (r"\s?\((\\approx[^()]*)\)", r"\1"), (r"^\\approx|^=", ""),
-    (r"\s?\(?(?:\\(?:pmod|[bp]?mod)|\\text\{mod\}|\bmod\b)\s?\{?([^{}\s()]+)\}?\)?$", r"\\pmod{\1}"),
+    (r"\s?\(?(?:\\(?:pmod|[bp]?mod)|\\text\{mod\}|\bmod\b)\s?\{?([^{}\s()]+)\}?\)?$",
+     r"\\pmod{\1}"),
     (r"^(?:[a-z]\\equiv)?(?=-?[0-9]+\\pmod)", r"\\equiv"),  # 3 (mod 7) is right for x = 3
     # f'(x), f^\prime(x) and f^{\prime}(x) are f_{prime}(x), which is not f(x)
     (r"\^\{('+)\}", r"\1"), (r"(?<=[A-Za-z])('+)", r"_{\1}"), (r"(?<=[{'])'", "prime"),
@@ -197,14 +201,50 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"[^,]+", _both_signs),  # \frac{1\pm\sqrt5}{2}, which the parser does not know
     (r"^((?:\\[a-z]+|[^A-Za-z=,<>\\])+)=([A-Za-z](?:\([^()]*\))?)$", r"\2=\1"),  # 5 = x
     (r"^[^<>=,]+(?:(?:>|\\geq\s?)[^<>=,]+){2,}$",  # 5 > x > 0
-     lambda m: "".join(re.split(r"(>|\\geq)", m[0])[::-1]).replace(">", "<").replace("geq", "leq ")),
-    (rf"^(?i:{'|'.join(NUMBERS)})$|(?<=\{{)(?:{'|'.join(NUMBERS)})(?=\}})", lambda m: str(NUMBERS.index(m[0].lower()))),
-    (rf"(?<=[0-9])\s\((?:[a-z]+-)?(?:{'|'.join(NUMBERS)})\)$", ""),  # 12 (twelve)
+     lambda m: "".join(re.split("(>|.geq)", m[0])[::-1]).replace(">", "<").replace("geq", "leq ")),
+    (rf"^(?i:{'|'.join(NUMBERS)})$|(?<=\{{)(?:{'|'.join(NUMBERS)})(?=\}})",
+     lambda m: str(NUMBERS.index(m[0].lower()))),
+    *[(rf"(?<={number})\s\((?:[a-z]+-)?{word}\)$", "") for number, word in enumerate(NUMBERS)],
+]  # fmt: skip
+
+# ---- units ---------------------------------------------------------------------------------------
+
+# Words that are no unit: a hedge, a number, an operation; a time of day.
+HEDGE = (
+    r"(?:perhaps|maybe|possibly|probably|approximately|about|either|plus|minus|times(?=\s*\w)|factorial|least|most|"
+    r"twice|thrice|doubled|tripled|halved|quadrillions?|lakhs?|crores?|(?:ten|hundred)-[a-z]+ths?|"
+    r"twelfths?|[a-z]+(?:teen|tie)ths?|below|[KkMB]\s[a-z]{3,}|"
+    r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty)(?!-))"
+)
+NO_UNIT = rf"(?:and|or|not|but|for|at|if|when|where|with|[kMB](?!\}}\\Omega)|[ap]\.?m|{HEDGE})"
+SYMBOL = (
+    r"(?:[kcdmμnMG]?(?:m|g|s|L|l|N|J|W|V|A|Pa|Hz|Ω|mol|cal|eV)|"
+    r"h|hr|min|sec|d|ft|in|yd|mi|lbs?|oz|mph|K|C|F|USD|EUR|GBP)"
+)
+# Upright words; a plain unit, after a space if it has one letter; other words after a space.
+UNIT_ITEM = (
+    rf"(?:\\text\{{(?!(?:squared|cubed|[eix-z]\b)|[^{{}}]*\b{NO_UNIT}\b)[A-Za-z\s.,/-]+\}}|"
+    r"(?:(?<=[0-9/({])(?:[kcm]m|kg|mg|m[lL]|ft|lbs?|oz|min|mph)|"
+    rf"(?:(?<=[0-9}})]\s)|(?<=\s[(\[])|(?<=[/{{])|(?<=t\s)|(?<=[mgsNJWVAh}}]\s)){SYMBOL}|"
+    rf"(?:(?<=[0-9a-z}})]\s)|(?<=\s[(\[]))(?!{NO_UNIT}\b)[a-z]{{4,}})(?![A-Za-z'])|"
+    r"\\mu\s?|(?:\s?[kM])?\\Omega|\^\{\\circ\}(?:\s?[CF](?![a-z]))?)(?:\^\{-?[0-9]\})?"
+)
+UNIT = re.compile(rf"(\s?(?:[(\[]|\\frac\{{)?{UNIT_ITEM}(?:[\s/(){{}}\]]|\\cdot\s?|{UNIT_ITEM})*)")
+# Other spellings of units; powers do not count.
+UNIT_NAMES: list[tuple[str, str | Callable[[re.Match], str]]] = [
+    (r"\\text|\\frac|\\cdot|\^\{[^{}]*\}|\b(?:per|square|cubic|squared|cubed|degrees?|units?)\b",
+     " "),
+    (r"\\mu\W*", "μ"), (r"\b(k|c|m)(?:ilo|enti|illi)(?=[a-z]{4})", r"\1"),
+    (r"(?:met(er|re)|gram|lit(er|re)|second|hour|volt|watt|joule|newton)s?\b", lambda m: m[0][0]),
+    (r"\bsecs?\b", "s"), (r"\bhrs?\b", "h"), ("minutes?", "min"), ("inch(?:es)?", "in"),
+    ("foot|feet", "ft"), ("pounds?|lbs", "lb"), ("L", "l"), ("dollars?", "USD"), ("euros?", "EUR"),
+    ("[Cc]elsius", "C"), ("[Ff]ahrenheit", "F"), ("days?", "d"), ("miles?", "mi"),
+    ("yards?", "yd"), ("ounces?", "oz"),
 ]  # fmt: skip
 
 
 @lru_cache(maxsize=4096)  # all answers of a group are compared with one gold answer
-def spell(text: str) -> str:
+def respell(text: str) -> str:
     r"""The text in one spelling, without a final full stop.
 
     A condition on its value stands behind a bar, as in 2^{n-1}¦n\geq1.
