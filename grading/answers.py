@@ -78,7 +78,7 @@ OPTION = r"(?i:option\s?|choice\s?)?\(?([A-J])(?:\)?|[).:]\s?(?!.*\b(?:[A-J]|or|
 # 5 \text{perhaps six}, \not=5; and two statements, of which it would take the last.
 NO_ANSWER = (
     r"\\not(?![a-z])|^[0-9.]+(?:\s[0-9.]+)+$|^\[([^,\[\]]+),\s?\1\]$|^(.+)\s(?:and|or)\s\2$|!!|"
-    r"^([a-z])=[^,]*\3=|"
+    r"^([a-z])=(?!.*\s(?:or|and)\s)[^,]*\3=|"
     r"(?:^|=)[-0-9.]+\\approx|"
     rf"[0-9}}]\s?(?:\\text\{{)?(?:squared|cubed)\b|(?<![\\A-Za-z]){HEDGE}\b|"
     r"(?<!_\{[a-z])\\(?:to|implies|therefore|because|(?:[lL]ong)?[rR]ightarrow|iff)(?![a-z])|"

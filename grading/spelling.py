@@ -225,7 +225,7 @@ SYMBOL = (
 UNIT_ITEM = (
     rf"(?:\\text\{{(?!(?:squared|cubed|[eix-z]\b)|[^{{}}]*\b{NO_UNIT}\b)[A-Za-z\s.,/-]+\}}|"
     r"(?:(?<=[0-9/({])(?:[kcm]m|kg|mg|m[lL]|ft|lbs?|oz|min|mph)|"
-    rf"(?:(?<=[0-9}})]\s)|(?<=\s[(\[])|(?<=[/{{])|(?<=t\s)|(?<=[mgsNJWVAh}}]\s)){SYMBOL}|"
+    rf"(?:(?<=[0-9}})]\s)|(?<=\s[(\[])|(?<=[/{{])|(?<=t\s)|(?<=\\mu\s)|(?<=[mgsNJWVAh}}]\s)){SYMBOL}|"
     rf"(?:(?<=[0-9a-z}})]\s)|(?<=\s[(\[]))(?!{NO_UNIT}\b)[a-z]{{4,}})(?![A-Za-z'])|"
     r"\\mu\s?|(?:\s?[kM])?\\Omega|\^\{\\circ\}(?:\s?[CF](?![a-z]))?)(?:\^\{-?[0-9]\})?"
 )
