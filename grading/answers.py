@@ -107,8 +107,9 @@ def compare(answer: str, gold: str) -> str:
 
 def _equal(answer: str, gold: str) -> bool:
     """Whether two texts in one spelling are the same answer."""
-    same_words = _words(answer) == _words(gold)
-    if _tight(answer) == _tight(gold) or (same_words and re.search(WORDS, gold)):
+    if _tight(_plain(answer)) == _tight(_plain(gold)):
+        return True
+    if re.search(WORDS, gold) and _words(answer) == _words(gold):
         return True
     if ":" in gold and ":" in answer and not ("=" in gold and "=" in answer):
         return _words(re.sub(RATIO_NAME, "", answer)) == _words(re.sub(RATIO_NAME, "", gold))

@@ -14,7 +14,7 @@ from grading.spelling import UNIT, respell
 # A number and letters that may be a unit, and nothing else.
 LETTERS = re.compile(r"[-+0-9.,/\s]*[0-9]\s*(?:[mgshLlNWVJAtK]|[A-Za-z]{2,})")
 SUBTRACTION = re.compile(r"[0-9]+(?:\s?[-–]\s?[0-9]+)+")
-WORKED = re.compile(r"\\boxed|\n\s*\S|[a-z]\.\s+[A-Z]|(?:[A-Za-z]{2,}[\s,]+){12}")
+WORKED = re.compile(r"\\boxed|\n\s*\S|[a-z0-9]\.\s+[A-Z]|(?:[A-Za-z]{2,}[\s,]+){12}")
 # A sum, a fraction, a power, a root or a product: 4+5, 2/3, (x-1)(x+1); no name and no unit.
 OPERATION = r"(?:[0-9)!}]|(?<![A-Za-z])[A-Za-z])[-+*/^]|\\sqrt|[0-9)]\(|\)[\w\\]"
 # Spellings of a calculation that are the same.
