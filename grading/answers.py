@@ -73,7 +73,11 @@ NAMED = (
     r"((?:\\[a-z]+\s?)?(?:[A-Za-z]{1,2}|\\text\{[^{}]*\})?(?:_\{[^{}]*\})?(?:\([^()=,]*\))?)"
     r"=([^=<>,]*[^=<>,\s])(?:,\s?|\sand\s|$)"
 )
-OPTION = r"(?i:option\s?|choice\s?)?\(?([A-J])(?:\)?|[).:]\s?(?!.*\b(?:[A-J]|or|not|but)\b).+)"
+# (C) 12, Option C: a score; another letter, but for the article, is a hedge
+OPTION = (
+    r"(?i:option\s?|choice\s?)?\(?([A-J])"
+    r"(?:\)?|[).:]\s?(?!.*\b(?:[B-J]|A(?!\s[a-z])|or|not|but)\b).+)"
+)
 # What the parser would add or multiply, take for one number, or leave out: 5 6, [5,5],
 # 5 \text{perhaps six}, \not=5; and two statements, of which it would take the last.
 NO_ANSWER = (
@@ -209,7 +213,7 @@ def _as_tuple(text: str) -> str:
     column = re.fullmatch(r"\\begin\{pmatrix\}([^&]*?)(?:\\\\)?\\end\{pmatrix\}", text)
     if column:
         return "(" + column[1].replace(r"\\", ",") + ")"
-    return re.sub(rf"^[A-Z](?={TUPLE}$)", "", text)
+    return re.sub(rf"^[A-Z](?:_\{{[^{{}}]*\}})?\s?(?={TUPLE}$)", "", text)
 
 
 @lru_cache(maxsize=4096)  # all answers of a group are compared with one gold answer

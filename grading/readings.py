@@ -48,12 +48,10 @@ def reading_of(answer: str, solution: object = None) -> str:
 
 def _is_balanced(text: str) -> bool:
     """Whether each brace has its counterpart; printed ones do not count."""
-    depth = 0
-    for brace in re.findall(r"\\.|[{}]", text, re.S):
-        depth += {"{": 1, "}": -1}.get(brace, 0)
-        if depth < 0:
-            return False
-    return depth == 0
+    braces = re.sub(r"\\.|[^{}]", "", text)
+    while "{}" in braces:
+        braces = braces.replace("{}", "")
+    return not braces
 
 
 def forms_of(answer: str) -> list[str]:

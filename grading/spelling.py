@@ -12,31 +12,34 @@ import re
 from collections.abc import Callable
 from datetime import datetime
 from functools import lru_cache
+from unicodedata import normalize
 
 # ---- TeX -----------------------------------------------------------------------------------------
 
 UNICODE = str.maketrans(
     {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "°": r"^\circ ",
      "∞": r"\infty ", "≤": r"\leq ", "≥": r"\geq ", "∪": r"\cup ", "…": r"\ldots ", "∈": r"\in ",
-     "≈": r"\approx ", "≡": r"\equiv ", "′": "'", "½": r"\frac12", "¼": r"\frac14",
-     "¾": r"\frac34", "⅓": r"\frac13", "⅔": r"\frac23", "⁄": "/", "√": r"\sqrt ", "Ω": r"\Omega ",
+     "≈": r"\approx ", "≡": r"\equiv ", "′": "'", "⁄": "/", "√": r"\sqrt ", "Ω": r"\Omega ",
      "μ": r"\mu ", "µ": r"\mu "}
 ) | str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻₀₁₂₃₄₅₆₇₈₉", "0123456789-0123456789")  # fmt: skip
 # Commands that mean the same; appearance means nothing.
 NAMES = {
     r"left|right|middle|[bB]igg?[lrm]?|(?:display|text|script)style|limits|[lL]arge|[hH]uge": "",
+    "small|normalsize": "",
     "[dtc]frac": r"\\frac", "leq?(?:slant)?": r"\\leq ", "geq?(?:slant)?": r"\\geq ", "lt": "<",
     "gt": ">", "ne": r"\\neq ", "langle": "(", "rangle": ")", "lbrace": r"\\{", "rbrace": r"\\}",
     "degree": r"^\\circ ", "lg": r"\\log_{10}", "varnothing": r"\\emptyset ", "prime": "'",
     "lor|vee": r"\\text{or}", "land|wedge": r"\\text{and}", "mid|vert": "|", "colon": ":",
-    "qquad": r"\\quad ", r"not\s?\\in": r"\\notin ", "thickapprox": r"\\approx ",
+    "qquad": r"\\quad ", r"not\s?\\in": r"\\notin ", "thickapprox|simeq|doteq": r"\\approx ",
 }  # fmt: skip
+FONT = "(?:bf|rm|it|tt|sf)"
 UPRIGHT = (
     r"\\(?:text(?:[a-z]{2}|normal)?|math(?:[a-z]{2}|normal)(?<!bb)|boldsymbol|bm|[mh]box|emph|"
-    r"underline|operatorname\*?|bf|rm|it)\s*(?=\{)"
+    rf"underline|operatorname\*?|{FONT})\s*(?=\{{)"
 )
 GROUP = r"(?:[^{}]|\{[^{}]*\})*"
 TEX = [
+    ("[¼-¾⅐-⅞]", lambda m: r"\frac{" + normalize("NFKC", m[0]).replace("⁄", "}{") + "}"),
     ("[⁰¹²³⁴-⁹⁻]+", r"^{\g<0>}"), ("[₀-₉]+", r"_{\g<0>}"), (r"√\s?\(([^()]*)\)", r"√{\1}"),
     (r"(?<=[0-9])(?:,\\!|\{,\})\s*(?=[0-9]{3})", ""),  # thousands: 1,\!000 and 1{,}000
     (r"\\\\\s?\[[0-9.]+\s?[a-z]{2}\]", r"\\\\"),  # \\[4pt] between the rows of a matrix
@@ -46,14 +49,15 @@ TEX = [
     (r"\\not\s?=", r"\\neq "), (r"\\%", "%"), (r"\\&", r"\\text{and}"),
     (r"\\begin\{array\}\s?\{[^{}]*\}|\\begin\{(?:[bBp]|small)?matrix\}", r"\\begin{pmatrix}"),
     (r"\\end\{(?:array|(?:[bBp]|small)?matrix)\}", r"\\end{pmatrix}"),
-    (UPRIGHT, r"\\text"), (r"\{\\(?:bf|rm|it)(?![a-z])", r"\\text{"),
-    (r"^\\(?:bf|rm|it)\s", ""),
+    (UPRIGHT, r"\\text"), (rf"\{{\\{FONT}(?![a-z])", r"\\text{"), (rf"^\\{FONT}\s", ""),
+    (r"\\text\{([^A-Za-z{}]*)\}", r"\1"),
     # no text: \text{36 dollars}, \text{(C)}, \mathrm{e}, \text{A and C}
     (rf"\\text\{{({GROUP}[0-9()=\[\\^_]{GROUP}|[eid]|[A-Z](?:,?\s(?:and\s)?[A-Z])+)\}}", r" \1 "),
 ]  # fmt: skip
-# The second part of an argument's digits belong to it: x^12, \frac12, \sqrt12.
+# All digits of an exponent and of a denominator are one argument: x^12 is x^{12}, \frac112 is 1/12.
 TOKEN = re.compile(
-    r"\\(?:begin|end|text)\{[^{}]*\}|\\sqrt\[[^\[\]]*\]|\\[A-Za-z]+\s?|\\.|(?<=[\^_])-?[0-9]+|"
+    r"\\(?:begin|end|text)\{[^{}]*\}|\\sqrt\[[^\[\]]*\]|\\[A-Za-z]+\s?|\\.|(?<=\\log_)(?:10|[0-9])|"
+    r"(?<=[\^_])-?[0-9]+|"
     r"(?<=\\sqrt\s)[0-9.]+|(?<=\\sqrt)[0-9.]+|(?<=\\frac[0-9])[0-9]+|.",
     re.S,
 )
@@ -61,9 +65,9 @@ ARGUMENT = re.compile(r"\\(?:frac|binom|sqrt.*|pmod|bar|overline|dot|vec|text|ma
 
 
 def _group(tokens: list[str]) -> str:
-    """The tokens, last first, up to the end of their group, with braces around arguments alone.
+    """The tokens up to the end of their group, with braces around arguments and nowhere else.
 
-    These tokens are removed.
+    The tokens come last first, and those that were read are removed.
     """
     text = ""
     while tokens and tokens[-1] != "}":
@@ -73,19 +77,21 @@ def _group(tokens: list[str]) -> str:
 
 
 def _item(tokens: list[str]) -> str:
-    """The next token with its arguments, or the next group without its braces."""
+    """The next token with its arguments, or the next group without its braces.
+
+    Raises IndexError for an argument that is missing.
+    """
     token = tokens.pop()
     if token == "{":
         return _group(tokens)
     command = token.strip()
-    if ARGUMENT.fullmatch(command):
-        for _argument in range(2 if command in (r"\frac", r"\binom") else 1):
-            while tokens[-1:] == [" "]:
-                tokens.pop()
-            if tokens:
-                command += "{" + _item(tokens).strip() + "}"
-        return command
-    return token
+    if not ARGUMENT.fullmatch(command):
+        return token
+    for _argument in range(2 if command in (r"\frac", r"\binom") else 1):
+        while tokens[-1] == " ":
+            tokens.pop()
+        command += f"{{{_item(tokens).strip()}}}"
+    return command
 
 
 # ---- what people write with it -------------------------------------------------------------------
@@ -152,8 +158,11 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"(?<=[a-z]),?\s(and|or)\}\s?", r"} \1 "), (r"\\text\{,\}\s?", ", "),
     (r"^\\\{([a-z])(?:\\in\\mathbb\{R\})?\s?[:|]\s?"
      r"((?=.*\1)(?!.*=).*(?:[<>]|\\[lgn]eq).*)\\\}$", r"\2"),  # \{x\mid x>3\}
+    (r"(?<=.)[\s,]*\(?(?:\\text\{)?[,\s]*(?:or\s)?(?<!\\)(?:approximately|approx\.?|about|roughly)\}?\s?"
+     r"(?=[0-9])([^()]*)\)?$", r"\\approx\1"),
     # the condition under which a value holds stands behind a bar
-    (r"(?<=.)[,\s]*(?:\\text\{,?\s?(?:for|where|when|if|at|with)\b([^{}]*)\}|\b(?:for|where|if|at)\s|"
+    (r"(?<=.)[,\s(]*(?:\\text\{,?\s?(?:for|where|when|if|at|with|provided|such)\b([^{}]*)\}|"
+     r"\b(?:for|where|if|at)\s|"
      r",\s?(?=[a-z]\\in\\mathbb)|[,\s]*\((?=[a-z]\\in\\mathbb)|"
      r"[,\s]+\((?=[a-z](?:[<>]|\\[lgn]eq)))((?:(?!\b(?:and|or|if|for|when)\b)[^,;])*)$", r"¦\1\2"),
     (r"^(?!.*(?:[<>]|\\[lgn]eq).*,)([^,]+),\s?([a-z](?:[<>]|\\[lgn]eq)[^,;]*)$", r"\1¦\2"),
@@ -163,9 +172,10 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (rf"\\text\{{({FUNCTION})\}}(?=[\s(0-9A-Za-z\\^_])|(?<![\\A-Za-z{{])({FUNCTION})(?=[\s(0-9\\^_])",
      r"\\\1\2 "),
     (r"(\\(?:max|min|gcd|lcm))\s?\\\{([^{}]*)\\\}", r"\1(\2)"),
-    (r"^(?i:\\text\{negative\}|negative)\s?", "-"),
+    (r"^(?i:\\text\{(?:negative|minus)\}|negative|minus)\s?", "-"),
     # currency, and dollar signs around math
-    (r"(?:\\text\{)?\b(?:US|USD|EUR|GBP|INR|CAD|AUD|Rs)\b\.?\}?\s?(?=\\?\$|[0-9])|\\?\$|[£€¥₹]"
+    (r"(?:\\text\{)?\b(?:US|USD|EUR|GBP|INR|CAD|AUD|JPY|CHF|CNY|Rs)\b\.?\}?\s?(?=\\?\$|[0-9])|"
+     r"\\?\$|[£€¥₹]"
      r"|\\text\{¢\}|¢", ""),
     (r"(?<![\w.])([0-9]*\.[0-9]+)[eE]\+?(-?[0-9]+)(?![\w.])", r"\1\\cdot10^{\2}"),  # 1.5e3
     # thousands: 1,000 beside a unit or in a list, and 1 000
@@ -189,7 +199,8 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"(\\(?:sin|cos|tan|cot|sec|csc)\s?)([0-9.]+)\^\{\\circ\}", r"\1(\2\\pi/180)"),
     (r"\\sqrt\{(?:\\frac\{([^{}-]+)\}\{([^{}-]+)\}|([^{}/-]+)/([^{}/-]+))\}",
      r"\\frac{\\sqrt{\1\3}}{\\sqrt{\2\4}}"),  # of letters, which are real
-    (r"\s?\((\\approx[^()]*)\)", r"\1"), (r"^\\approx|^=", ""),
+    (r"\s?\((\\approx[^()]*)\)", r"\1"),
+    (r"^(?:\\approx|=|\\therefore|\\Rightarrow|\\implies)\s?", ""),
     (r"\s?\(?(?:\\(?:pmod|[bp]?mod)|\\text\{mod\}|\bmod\b)\s?\{?([^{}\s()]+)\}?\)?$",
      r"\\pmod{\1}"),
     (r"^(?:[a-z]\\equiv)?(?=-?[0-9]+\\pmod)", r"\\equiv"),  # 3 (mod 7) is right for x = 3
