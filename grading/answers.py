@@ -59,6 +59,7 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that the
 CLEANING = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
 MEANING = ConversionConfig(lowercase_symbols=False)  # otherwise R - r is 0
 
+# What `_equal` tells apart: a set or alternatives, words, the name of a ratio.
 SET = r"(?:(?:[a-zA-Z]\\in)?\\\{(?!.*[:|]).*\\\}|.*\sor\s.*)"
 WORDS = r"\\text|^[A-Za-z\s]{3,}$|^no$"
 PHRASE = r"(?:\\text\{[^{}]{3,}\}|[A-Za-z]+\s[A-Za-z\s]+)"

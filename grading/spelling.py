@@ -128,6 +128,7 @@ def _exactly(match: re.Match) -> str:
     return match.expand(r"\\frac{\1\2}{1") + "0" * len(match[2]) + "}"
 
 
+# The last one is a time of day.
 DATES = "%Y-%m-%d %d%B%Y %d%b%Y %B%d%Y %b%d%Y %I:%M%p".split()
 
 
@@ -147,40 +148,42 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\\text\{\s?([^{}]*?)\s?\}", r"\\text{\1}"), (r"\s+", " "),
     (r"\s?([-+*/=<>^_&|])\s?|\s(?=[)}\]]|\\(?!text|quad|mu|Omega)[a-z])|(?<=[({\[])\s", r"\1"),
     (r"[(\[]?(\\begin\{pmatrix\}.*\\end\{pmatrix\})[)\]]?", r"\1"),
-    (rf"^(?:\\text\{{(?:{LABEL}|(?!{NEGATION}|(?i:option|choice))[^{{}}]{{3,}}:)\}}|(\\text\{{)?{LABEL})\s?",
-     r"\1"),
-    (r"^[0-9]{4}-[0-9-]+$|^[^=]*(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[^=]*[0-9]{4}\}?$|"
+    # \text{Final answer: }, \text{Total: }
+    (rf"^(?:\\text\{{(?:{LABEL}|(?!{NEGATION}|(?i:option|choice))[^{{}}]{{3,}}:)\}}|"
+     rf"(\\text\{{)?{LABEL})\s?", r"\1"),
+    (r"^[0-9]{4}-[0-9-]+$|"
+     r"^[^=]*(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[^=]*[0-9]{4}\}?$|"
      r"^[0-9]+:[0-9]{2}.*[aApP]\.?[mM]\.?\}?$", _date),
-    # statements: x=6 \quad y=5, x=6\\y=5, x=6\ y=5
+    # statements: x=6 \quad y=5, x=6\\y=5
     (r"(?<=[\w})\]])(?:\s?\\quad|\\\\(?!.*\\end))\s?(?=[-\w(]|\\(?!text|pmod))", ", "),
     (r"\s?\\quad\s?|&(?!.*\\end)", " "),
     (r",?\s?\\text\{,?\s?(and|or),?\},?\s?|,?\s\b(and|or),?\s", r" \1\2 "),
     (r"(?<=[a-z]),?\s(and|or)\}\s?", r"} \1 "), (r"\\text\{,\}\s?", ", "),
     (r"^\\\{([a-z])(?:\\in\\mathbb\{R\})?\s?[:|]\s?"
      r"((?=.*\1)(?!.*=).*(?:[<>]|\\[lgn]eq).*)\\\}$", r"\2"),  # \{x\mid x>3\}
-    (r"(?<=.)[\s,]*\(?(?:\\text\{)?[,\s]*(?:or\s)?(?<!\\)(?:approximately|approx\.?|about|roughly)\}?\s?"
-     r"(?=[0-9])([^()]*)\)?$", r"\\approx\1"),
+    # \frac13 (about 0.33)
+    (r"(?<=.)[\s,]*\(?(?:\\text\{)?[,\s]*(?:or\s)?(?<!\\)(?:approximately|approx\.?|about|"
+     r"roughly)\}?\s?(?=[0-9])([^()]*)\)?$", r"\\approx\1"),
     # the condition under which a value holds stands behind a bar
     (r"(?<=.)[,\s(]*(?:\\text\{,?\s?(?:for|where|when|if|at|with|provided|such)\b([^{}]*)\}|"
      r"\b(?:for|where|if|at)\s|"
      r",\s?(?=[a-z]\\in\\mathbb)|[,\s]*\((?=[a-z]\\in\\mathbb)|"
      r"[,\s]+\((?=[a-z](?:[<>]|\\[lgn]eq)))((?:(?!\b(?:and|or|if|for|when)\b)[^,;])*)$", r"¦\1\2"),
     (r"^(?!.*(?:[<>]|\\[lgn]eq).*,)([^,]+),\s?([a-z](?:[<>]|\\[lgn]eq)[^,;]*)$", r"\1¦\2"),
-    (r"(?<=[0-9}])\s(?=[a-z]=)", ", "),
+    (r"(?<=[0-9}])\s(?=[a-z]=)", ", "),  # x=6\ y=5
     (r"^\((a|m|x),\s?(b|n|y)\)=\(([^(),]+),\s?([^(),]+)\)$", r"\1=\3, \2=\4"),
     (r"^([a-z])=[^,=]+(?:(?:,|\sand)\s?\1=[^,=]+)+$", r"\\{\g<0>\\}"),  # x=3, x=4 is no (3,4)
-    (rf"\\text\{{({FUNCTION})\}}(?=[\s(0-9A-Za-z\\^_])|(?<![\\A-Za-z{{])({FUNCTION})(?=[\s(0-9\\^_])",
-     r"\\\1\2 "),
+    (rf"\\text\{{({FUNCTION})\}}(?=[\s(0-9A-Za-z\\^_])|"
+     rf"(?<![\\A-Za-z{{])({FUNCTION})(?=[\s(0-9\\^_])", r"\\\1\2 "),
     (r"(\\(?:max|min|gcd|lcm))\s?\\\{([^{}]*)\\\}", r"\1(\2)"),
     (r"^(?i:\\text\{(?:negative|minus)\}|negative|minus)\s?", "-"),
     # currency, and dollar signs around math
     (r"(?:\\text\{)?\b(?:US|USD|EUR|GBP|INR|CAD|AUD|JPY|CHF|CNY|Rs)\b\.?\}?\s?(?=\\?\$|[0-9])|"
-     r"\\?\$|[£€¥₹]"
-     r"|\\text\{¢\}|¢", ""),
+     r"\\?\$|[£€¥₹]|\\text\{¢\}|¢", ""),
     (r"(?<![\w.])([0-9]*\.[0-9]+)[eE]\+?(-?[0-9]+)(?![\w.])", r"\1\\cdot10^{\2}"),  # 1.5e3
     # thousands: 1,000 beside a unit or in a list, and 1 000
-    (r"(?:(?<=[=;])|(?<=[,;]\s)|(?<=d\s)|(?<=r\s)|^)[-+]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9])",
-     lambda m: m[0].replace(",", "")),
+    (r"(?:(?<=[=;])|(?<=[,;]\s)|(?<=d\s)|(?<=r\s)|^)"
+     r"[-+]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9])", lambda m: m[0].replace(",", "")),
     (r"(?:^|(?<==))[-+]?[1-9][0-9]{0,2}(?:\s[0-9]{3})+(?![0-9]|\s?[,;])",
      lambda m: m[0].replace(" ", "")),
     (r"^(-?[0-9]+)\s([0-9]+)/([0-9]+)\b", r"\1\\frac{\2}{\3}"),  # 7 3/4 is 7 + 3/4
@@ -222,9 +225,10 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
 
 # Words that are no unit: a hedge, a number, an operation; a time of day.
 HEDGE = (
-    r"(?:perhaps|maybe|possibly|probably|approximately|about|either|plus|minus|times(?=\s*\w)|factorial|least|most|"
+    r"(?:perhaps|maybe|possibly|probably|approximately|about|either|plus|minus|times(?=\s*\w)|"
+    r"factorial|least|most|"
     r"twice|thrice|doubled|tripled|halved|quadrillions?|lakhs?|crores?|(?:ten|hundred)-[a-z]+ths?|"
-    r"twelfths?|[a-z]+(?:teen|tie)ths?|below|[KkMB]\s[a-z]{3,}|"
+    r"twelfths?|[a-z]+(?:teen|tie)ths?|below|[KkMB]\s(?!and\b)[a-z]{3,}|"
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty)(?!-))"
 )
 NO_UNIT = rf"(?:and|or|not|but|for|at|if|when|where|with|[kMB](?!\}}\\Omega)|[ap]\.?m|{HEDGE})"
@@ -236,7 +240,8 @@ SYMBOL = (
 UNIT_ITEM = (
     rf"(?:\\text\{{(?!(?:squared|cubed|[eix-z]\b)|[^{{}}]*\b{NO_UNIT}\b)[A-Za-z\s.,/-]+\}}|"
     r"(?:(?<=[0-9/({])(?:[kcm]m|kg|mg|m[lL]|ft|lbs?|oz|min|mph)|"
-    rf"(?:(?<=[0-9}})]\s)|(?<=\s[(\[])|(?<=[/{{])|(?<=t\s)|(?<=\\mu\s)|(?<=[mgsNJWVAh}}]\s)){SYMBOL}|"
+    rf"(?:(?<=[0-9}})]\s)|(?<=\s[(\[])|(?<=[/{{])|(?<=t\s)|(?<=\\mu\s)|"
+    rf"(?<=[mgsNJWVAh}}]\s)){SYMBOL}|"
     rf"(?:(?<=[0-9a-z}})]\s)|(?<=\s[(\[]))(?!{NO_UNIT}\b)[a-z]{{4,}})(?![A-Za-z'])|"
     r"\\mu\s?|(?:\s?[kM])?\\Omega|\^\{\\circ\}(?:\s?[CF](?![a-z]))?)(?:\^\{-?[0-9]\})?"
 )
