@@ -242,7 +242,8 @@ UNIT_ITEM = (
     r"(?:(?<=[0-9/({])(?:[kcm]m|kg|mg|m[lL]|ft|lbs?|oz|min|mph)|"
     rf"(?:(?<=[0-9}})]\s)|(?<=\s[(\[])|(?<=[/{{])|(?<=t\s)|(?<=\\mu\s)|"
     rf"(?<=[mgsNJWVAh}}]\s)){SYMBOL}|"
-    rf"(?:(?<=[0-9a-z}})]\s)|(?<=\s[(\[]))(?!{NO_UNIT}\b)[a-z]{{4,}})(?![A-Za-z'])|"
+    rf"(?:(?<=[0-9a-z}})]\s)|(?<=\s[(\[]))(?!{NO_UNIT}\b|(?<=[0-9}}]\s)(?:squared|cubed)\b)"
+    r"[a-z]{4,})(?![A-Za-z'])|"
     r"\\mu\s?|(?:\s?[kM])?\\Omega|\^\{\\circ\}(?:\s?[CF](?![a-z]))?)(?:\^\{-?[0-9]\})?"
 )
 UNIT = re.compile(rf"(\s?(?:[(\[]|\\frac\{{)?{UNIT_ITEM}(?:[\s/(){{}}\]]|\\cdot\s?|{UNIT_ITEM})*)")
