@@ -442,8 +442,8 @@ def main() -> None:
     parser.add_argument("file", help='JSON lines with "answer"')
     path = parser.parse_args().file
     try:
-        lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-        golds = [str(json.loads(line)["answer"]) for line in lines]
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
+        golds = [str(json.loads(line)["answer"]) for line in lines if line.strip()]
     except (OSError, ValueError, KeyError, TypeError) as error:
         parser.error(f'{path}: {error!r}; give JSON lines, each with "answer"')
     for row, gold in enumerate(golds, 1):
