@@ -22,7 +22,6 @@ from credit.measures import around, peak, shares_by_part
 from credit.settings import Shear
 from credit.shear_settings import ClosestSpan
 from credit.table import METHODS
-from fast.rollout import fast_rollout
 from grpo import Policy, Rollouts, pad_left, rollout, score
 from harness import files, models
 from harness.config import PAPER, with_values
@@ -376,7 +375,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
         "--model", taught, DIAGNOSE_FLAGS, "--groups 2 --continuations 3 --layers 1 --out"
     )
     flags.append(str(tmp_path))
-    made = Mock(wraps=fast_rollout)
+    made = Mock(wraps=rollout)
 
     # the one line of this model's programs would be the error, from its first token on, and not
     # count: say that it starts later in some

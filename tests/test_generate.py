@@ -1,6 +1,4 @@
-"""fast/decode.py: rows that leave the batch change the time alone."""
-
-from functools import partial
+"""fast/generate.py: rows that leave the batch change the time alone."""
 
 import pytest
 import torch
@@ -8,8 +6,8 @@ from builders.rollouts import random_prompts
 from builders.small_models import family_model
 from scipy.stats import chi2_contingency
 
-from fast import prefill
-from fast.decode import live_rows
+from fast import generate
+from fast.generate import fast_generate, live_rows
 from fast.packing import packing_of
 from grpo import hf_generate
 
@@ -52,7 +50,7 @@ def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatc
     that are read once. A cache that cannot drop rows takes transformers' loop. Models that can pack
     do.
     """
-    monkeypatch.setattr(prefill, "SHORT", 0)
+    monkeypatch.setattr(generate, "SHORT", 0)
     model = family_model(family, **options)
     packing_of(model)
     inputs = [part[torch.arange(4).repeat_interleave(3)] for part in random_prompts([3, 9, 1, 6])]
@@ -64,9 +62,7 @@ def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatc
         theirs = hf_generate(model, *given, **limits)
         ours = hf_generate(model, *given, **limits, loop=live_rows)
         assert torch.equal(ours, theirs)
-    read_once = prefill.shared_prefill(
-        partial(hf_generate, loop=live_rows), model, *shared, **LIMITS
-    )
+    read_once = fast_generate(model, *shared, **LIMITS)
     assert torch.equal(read_once, hf_generate(model, *shared, **LIMITS))
     rows = counted(model)
     found = hf_generate(model, *inputs, **LIMITS, loop=live_rows)
