@@ -100,7 +100,7 @@ def test_intervals_are_scipy_s():
     """Of Student's t at 90%."""
     values = np.array([0.01, 0.03, -0.02, 0.04])
     low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.90)
-    expected = f"+.015 (-{-low:.3f} to +{high:.3f}), 3/4".replace("0.", ".")
+    expected = f"+0.015 (-{-low:.3f} to +{high:.3f}), 3/4"
     assert compare.with_interval(pd.Series([*values, None])) == expected
 
 
