@@ -135,7 +135,7 @@ def correlations() -> list[dict[str, str]]:
 
 
 def kinds_of_line(cell: str) -> list[dict[str, str]]:
-    """The true advantage of each kind of line, and rules' mean weight on it; of 20 lines or more."""
+    """The true advantage of each kind of line of 20 lines or more, and rules' mean weight on it."""
     own = trials[(trials["stage"] == "advantages") & (trials["cell"] == cell)]
     kinds = pd.json_normalize(own["advantages.kinds"].sum())
     kinds = kinds.set_index(["side", "kind"])
