@@ -245,7 +245,7 @@ def test_the_page_has_what_the_rows_say():
         file = f"{name}.jsonl"
         rows, cell = compare.trials_in(RECORDS / file), Cell("--steps 20", 1e-4, rules)
         assert set(rows["rule"][rows["stage"] == "confirm"]) == set(rules)
-        table = pd.DataFrame(compare.table_of(rows, cell)).drop(columns=["lr", "weight", "share"])
+        table = pd.DataFrame(compare.table_of(rows, cell)).drop(columns=LEFT_OUT)
         assert "\n".join(tables.markdown(table.to_dict("records"))) in page
 
 
