@@ -51,7 +51,7 @@ def test_the_table_of_the_recipe_is_true():
         settings("--model", "M", "--task", "words"),
     )
     replaced = [{name for name in run if run[name] != task[name]} for task in (own, words)]
-    parts = re.split("## The embedded task|## The word problems", text)
+    parts = re.split("## The toy task|## The word problems", text)
     for part, expected, needed in zip(parts, (run, own, words), (run, *replaced), strict=True):
         cells = [line.split("|")[1] for line in part.splitlines() if line.startswith("| `--")]
         written = dict(re.findall(r"`--(\S+) (\S+?)`", " ".join(cells)))
