@@ -36,7 +36,7 @@ from transformers import PreTrainedTokenizerBase
 from harness import evaluation, files, parallel, tables
 from harness.evaluation import Sampler, paired_difference, samples_of, summarise
 from harness.launch import launch, processes, resolve_machine, run_command
-from harness.models import load_model, load_tokenizer, round_weights
+from harness.models import check_embedded, load_model, load_tokenizer, round_weights
 from harness.paper_tables import backbone_of
 from harness.parallel import Ranks
 from harness.prepare import check_problems
@@ -150,9 +150,14 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
             loaded.benchmark.name: evaluation.describe_set(loaded, protocol) for loaded in sets
         },
         "models": {},
+        "generate_batch": {},
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
     with files.locked_folder(folder, ranks, "settings.json"):
+        with parallel.together(ranks):
+            if (folder / "settings.json").exists():
+                saved = files.read_settings(folder / "settings.json")
+                settings["generate_batch"] = saved.get("generate_batch", {})
         for path in models:
             evaluate_model(path, tokenizers[path], config, sets, settings, folder, ranks)
         if ranks.main:
@@ -170,12 +175,16 @@ def evaluate_model(
 ) -> None:
     """Evaluate one model on every benchmark, but skip the blocks that the folder already has.
 
-    Adds the model, with its origin, its template and the checksum of its weights, to `settings`.
+    Adds the model, with its origin, its template and the checksum of its weights, to `settings`,
+    and how many responses it generates at a time unless they say so already.
     """
     generations = folder / "generations.jsonl"
     model = load_model(path, ranks.device, tokenizer)
+    for loaded in sets:
+        task = evaluation.as_task(loaded, config.protocol, tokenizer, path)
+        prompts = map(task.prompt, loaded.problems)
+        check_embedded("--model", path, model, tokenizer, prompts)
     round_weights(model, getattr(torch, config.machine.dtype))
-    sampler = Sampler(model.eval(), tokenizer, path, config.machine.generate_batch)
     checksum = torch.zeros((), dtype=torch.int64, device=ranks.device)
     for number, weight in enumerate(model.parameters()):
         checksum += parallel.checksum(weight, number)
@@ -185,6 +194,12 @@ def evaluate_model(
         "template": choose_template(config.protocol.template, origin, tokenizer),
         "checksum": int(checksum),
     }
+    batch = config.machine.generate_batch or settings["generate_batch"].get(path)
+    sampler = Sampler(model.eval(), tokenizer, path, batch or 0)
+    if not batch:
+        batch = evaluation.choose_batch_of_model(sampler, sets, config.protocol, config.machine)
+        sampler = sampler._replace(generate_batch=batch)
+    settings["generate_batch"][path] = batch
     done: set[tuple] = set()
     with parallel.together(ranks):
         if ranks.main:

@@ -131,10 +131,13 @@ def pad_left(rows: list[list[int]], pad: int, device: torch.device) -> tuple[Ten
     return pad_sequence(ids, True, pad, "left"), pad_sequence(mask, True, False, "left")
 
 
-def pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """The id that pads prompts and responses; any will do, as a mask or causality hides it."""
+def pad_id(tokenizer: PreTrainedTokenizerBase, model: PreTrainedModel) -> int:
+    """The id that pads prompts and responses; any will do, as a mask or causality hides it.
+
+    A pad token that was added to the tokenizer alone has no embedding, and is passed over.
+    """
     for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token is not None:
+        if token is not None and token < model.get_input_embeddings().num_embeddings:
             return token
     return 0
 
@@ -152,8 +155,8 @@ def token_ids(
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Tensor | list[int]) -> str:
-    """The text of a response's ids."""
-    text = tokenizer.decode(ids)
+    """The text of a response's ids, with the spaces before punctuation that were sampled."""
+    text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)  # a list only for several responses
     return text
 
@@ -263,7 +266,7 @@ def rollout(
     sampled token but the stop token, special ones spelt out: what is graded is what was sampled.
     """
     stops = stop_ids(model, tokenizer)
-    pad = pad_id(tokenizer)
+    pad = pad_id(tokenizer, model)
     encoded = []
     for ids in token_ids(tokenizer, prompts):
         encoded += [ids] * group_size

@@ -87,11 +87,17 @@ FUTURE_IMPORT = re.compile(r"^from __future__ .*$", re.M)
 class Verdict(NamedTuple):
     """`reward` is 1.0 (right), 0.0 (wrong) or None (grading failed); `reason` is one of REASONS.
 
-    In a smoke test the reason is "drawn".
+    In a smoke test the reason is "drawn". A reward of `--reward` may be any number, right above .5.
     """
 
     reward: float | None
     reason: str
+
+
+class NoVerdict(Verdict):
+    """The verdict of a grading that failed, and the cause."""
+
+    cause: str
 
 
 def verdict(reason: str) -> Verdict:
@@ -103,7 +109,9 @@ def verdict(reason: str) -> Verdict:
 def infra_error(cause: Exception | str) -> Verdict:
     """The verdict of a grading that failed; warns with the cause."""
     warnings.warn(f"no verdict: {cause}", RuntimeWarning, stacklevel=3)
-    return verdict("infra_error")
+    failed = NoVerdict(None, "infra_error")
+    failed.cause = str(cause)
+    return failed
 
 
 def rewards_of(verdicts: list[Verdict]) -> np.ndarray:

@@ -61,6 +61,7 @@ from harness.run import (
     Run,
     build_run,
     check_policy,
+    check_verdicts,
     credit_context,
     finish,
     interruptible,
@@ -148,7 +149,11 @@ def take_steps(run: Run, history: list[dict], log: Callable[[dict, list[dict]], 
 
 
 def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
-    """One sampling phase and its updates; returns the step's metrics and samples.jsonl's rows."""
+    """One sampling phase and its updates; returns the step's metrics and samples.jsonl's rows.
+
+    Only the main rank, which logs them, has the samples and the metrics of the whole batch. Raises
+    RunFailed if no complete response has a verdict.
+    """
     config = run.config
     sampling = config.sampling
     group_size = sampling.rollouts_per_prompt
@@ -166,6 +171,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     batch = with_credit(run, batch, step, clock)  # with token advantages (b, T)
     batch = Batch.cat(parallel.gather(batch, run.ranks))  # of all ranks
     clock.lap("wait")
+    check_verdicts(run, step, batch, verdicts)
     updates = update(run, batch, step)
     checksum = parallel.refresh(run.trained, run.actor, run.ranks)  # new weights to the sampler
     clock.lap("train")
@@ -175,15 +181,14 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         updates["checksum"] = checksum
     if sampling.dynamic_sampling:
         updates["replaced"] = sum(parallel.gather(replaced, run.ranks)) / len(batch.problems)
-    weights = {config.credit.method: batch.weights}  # (B, T)
-    samples = sample_rows(step, run.tokenizer, run.task, batch, weights)
-    metrics = (
-        {"step": step + 1}
-        | step_metrics(batch, run.task, run.tokenizer)
-        | updates
-        | {"seconds": clock.laps}
-    )
-    return metrics, samples
+    of_batch = {}
+    samples = []
+    if run.ranks.main:
+        of_batch = step_metrics(batch, run.task, run.tokenizer)
+        weights = {config.credit.method: batch.weights}  # (B, T)
+        samples = sample_rows(step, run.tokenizer, run.task, batch, weights)
+    clock.lap("measure")
+    return {"step": step + 1} | of_batch | updates | {"seconds": clock.laps}, samples
 
 
 def with_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> Batch:

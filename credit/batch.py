@@ -119,15 +119,15 @@ class Batch:
             whole.closest = whole.closest or batch.closest
         return whole
 
-    def blocks(self) -> Iterator["Batch"]:
-        """The batch in parts of whole groups: at most BLOCK_TOKENS response tokens, or one group.
+    def blocks(self, most: int = BLOCK_TOKENS) -> Iterator["Batch"]:
+        """The batch in parts of whole groups: at most `most` response tokens, or one group.
 
         The parts are not scored, even if the batch is.
         """
         starts = [0]  # the first group of each block
         held = 0  # tokens of the last block so far
         for group, tokens in enumerate(self.group_tokens):
-            if held and held + tokens > BLOCK_TOKENS:
+            if held and held + tokens > most:
                 starts.append(group)
                 held = 0
             held += tokens

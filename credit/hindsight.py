@@ -26,7 +26,7 @@ from torch import Tensor
 
 from credit.batch import Batch, Context
 from credit.measures import group_moments, standardise
-from grpo import pad_id, pad_left
+from grpo import pad_left
 
 
 def rlsd(batch: Batch, context: Context, *, mix: float, steps: int, bound: float) -> Tensor:
@@ -202,6 +202,6 @@ def told_log_ratio(
     rollouts = batch.rollouts if ids is None else replace(batch.rollouts, ids=ids)
     prompts = [context.task.prompt(problem) for problem in problems]
     encoded = context.tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    prompt_ids, prompt_mask = pad_left(encoded, pad_id(context.tokenizer), rollouts.ids.device)
+    prompt_ids, prompt_mask = pad_left(encoded, 0, rollouts.ids.device)
     told = replace(rollouts, prompt_ids=prompt_ids, prompt_mask=prompt_mask)
     return context.score(told, keep_hidden=False).log_probs - batch.log_probs

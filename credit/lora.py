@@ -2,7 +2,7 @@
 
     add(model, rank, seed)           adapters on every linear layer but the head
     with off(model): ...             the model as it was before training
-    merge(model)                     a copy without an adapter, which is added to its weights
+    merged_weights(model)            its weights, to which the adapter is added, without one
     save_merged(model, ..., folder)  a plain Hugging Face folder, the adapter added to the weights
 
 Experts get adapters, too, where peft knows the model's layout. After `add` nothing else is trained.
@@ -12,13 +12,13 @@ from the sampler by the rounding of W + B A. Left out: dropout, other targets, a
 themselves.
 """
 
-import copy
 import warnings
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, get_peft_model
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tasks.rows import BadInput, cause
@@ -45,18 +45,28 @@ def off(model: PreTrainedModel) -> AbstractContextManager:
     return vars(model)["peft"].disable_adapter()
 
 
-def merge(model: PreTrainedModel) -> PreTrainedModel:
-    """A copy of the model without an adapter, whose weights are W + B A.
+def merged_weights(model: PreTrainedModel) -> dict[str, Tensor]:
+    """The weights of the model by the names that they have without an adapter: W + B A for each W.
 
-    A model that has no adapter is returned itself.
+    The sums are made one at a time and lie on the CPU, where there is room: a second copy of the
+    model may not fit on its GPU. Other weights are the model's own.
     """
     if "peft" not in vars(model):
-        return model
-    model = copy.deepcopy(model)
-    return vars(model).pop("peft").merge_and_unload()
+        return model.state_dict()
+    weights = {}
+    for name, weight in model.state_dict().items():
+        if ".lora_" not in name:
+            weights[name.replace(".base_layer", "")] = weight
+    for path, layer in model.named_modules():
+        if hasattr(layer, "get_delta_weight"):  # B A
+            parameter = getattr(layer, "parameter_name", "weight")  # that of experts has a name
+            name = f"{path}.{parameter}".replace(".base_layer", "")
+            weight = weights[name]
+            weights[name] = (weight + layer.get_delta_weight("default")).to("cpu", weight.dtype)
+    return weights
 
 
 def save_merged(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Save model and tokenizer as any tool loads them, an adapter merged into the weights."""
-    merge(model).save_pretrained(folder)
+    model.save_pretrained(folder, state_dict=merged_weights(model))
     tokenizer.save_pretrained(folder)

@@ -79,18 +79,18 @@ def concentration(token_advantages: Tensor, advantages: Tensor, mask: Tensor) ->
     """
     counts = mask & (advantages != 0)[:, None]  # (B, T)
     weights = effective_weights(token_advantages, advantages, mask)[counts]  # (n,)
-    shares: dict[str, list[Tensor]] = {"ess": [], "gini": [], "top_tenth": []}
-    for row in range(len(mask)):
-        v = token_advantages[row][mask[row]].abs().double().sort().values  # (T,)
-        if not v.any():
-            continue
-        length = len(v)  # T
-        total = v.sum()
-        rank = torch.arange(1, length + 1, device=v.device)
-        shares["ess"].append(total**2 / (length * v.square().sum()))
-        shares["gini"].append(2 * (rank * v).sum() / (length * total) - (length + 1) / length)
-        shares["top_tenth"].append(v[-math.ceil(length / 10) :].sum() / total)
-    means = {name: torch.tensor(shares[name]).double().mean().item() for name in shares}
+    # In ascending order; what is outside of the mask is 0 and comes first, at ranks below 1.
+    v = torch.where(mask, token_advantages, 0.0).abs().double().sort(1).values  # (B, T)
+    length = mask.sum(1).double()  # (B,)
+    rank = positions(mask) + 1 + (length - mask.shape[1])[:, None]  # (B, T), 1 to `length`
+    top = rank > (length - (length + 9) // 10)[:, None]  # (B, T), the ceil(length / 10) largest
+    total = v.sum(1)  # (B,)
+    shares = {  # (B,) each
+        "ess": total**2 / (length * v.square().sum(1)),
+        "gini": 2 * (rank * v).sum(1) / (length * total) - (length + 1) / length,
+        "top_tenth": (v * top).sum(1) / total,
+    }
+    means = {name: share[total > 0].mean().item() for name, share in shares.items()}
     if len(weights) < 2:  # where at most one token has an advantage: mean 1, deviation 0
         weights = torch.ones(2)
     return means | {

@@ -74,6 +74,7 @@ def importance_by_masking(
     over its tokens. Importance is at least 0, and 0 outside of the reasoning.
     """
     importance = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
+    pad = pad_id(context.tokenizer, context.policy.model)
     for row, answer in tqdm(answers.items(), desc="mask tokens", leave=False, disable=None):
         ids, prompt_length = _up_to_answer(rollouts, row, answer)  # (S,)
         tokens = rollouts.ids[row, answer.start : answer.end]  # (n,)
@@ -81,7 +82,7 @@ def importance_by_masking(
         at_once = max(1, min(context.micro_tokens // len(ids), HEAD_CHUNK // len(tokens)))
         for masked in torch.arange(answer.reasoning, device=ids.device).split(at_once):  # (b,)
             copies = ids.repeat(len(masked), 1)  # (b, S)
-            copies[torch.arange(len(masked)), prompt_length + masked] = pad_id(context.tokenizer)
+            copies[torch.arange(len(masked)), prompt_length + masked] = pad
             changed = _next_log_probs(context.policy, tokens, input_ids=copies)  # (b, n, V)
             importance[row, masked] = _change(clean, changed, tokens, probe).clamp_min(0.0)
     return importance

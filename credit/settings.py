@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from credit.table import METHODS, MIXTURE, Method, method_of, options_of
-from tasks.settings import Count, OptionalText, Positive, number, spec
+from tasks.settings import Count, OptionalText, Positive, number, several, spec
 
 
 def method_name(text: str) -> str:
@@ -40,7 +40,7 @@ class Credit:
 
     method: Annotated[str, spec("NAME", method_name), tyro.conf.arg(help=METHODS_HELP)] = "shear"
     method_option: Annotated[
-        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(help=options_help())
+        tuple[str, ...], several(spec("NAME=VALUE", str)), tyro.conf.arg(help=options_help())
     ] = ()
     negative_scale: Annotated[float, number(float, 0)] = 1.0
     """Factor on the advantages of wrong responses."""
@@ -63,6 +63,12 @@ class Credit:
         Raises ValueError for an unknown option or a bad value.
         """
         return options_of(self.method, self.method_option)
+
+    @property
+    def has_floor(self) -> bool:
+        """Whether the weights are values of Eq. (10), at least eps ln(window) or about it."""
+        options = self.options
+        return (options.get("reading"), options.get("distance")) == ("value", "w1")
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ leave the batch, and their keys and values the cache, as soon as they are an eig
 is `generate`'s: preparation, processors, stopping criteria. Greedy output is the same; sampled
 tokens are the same until rows leave, and afterwards other draws from the same softmax.
 
-Left out: caches that cannot drop rows, such as the states of linear attention, for which
-transformers' loop runs; refilling the batch with other prompts.
+Left out: caches that cannot drop rows, such as the states of linear attention, alone or beside keys
+and values, for which transformers' loop runs; refilling the batch with other prompts.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import DynamicCache, GenerationConfig
-from transformers.cache_utils import DynamicLayer
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 # Rows leave when at least one in so many has ended, not sooner: each time the cache is copied.
 LEAVING = 8
@@ -71,10 +71,12 @@ def live_rows(
 
 
 def can_drop_rows(cache: object) -> bool:
-    """Whether every layer of a cache holds keys and values by row."""
-    return isinstance(cache, DynamicCache) and all(
-        isinstance(layer, DynamicLayer) for layer in cache.layers
-    )
+    """Whether every layer of a cache holds keys and values by row, and nothing else.
+
+    Subclasses hold more, such as convolution states, which stay when rows are dropped.
+    """
+    kinds = (DynamicLayer, DynamicSlidingWindowLayer)
+    return type(cache) is DynamicCache and all(type(layer) in kinds for layer in cache.layers)
 
 
 def keep_rows(kwargs: dict, live: Tensor) -> None:

@@ -1,7 +1,6 @@
-"""`grpo.rollout` with every hook of this folder, as many rollouts at a time as fit.
+"""`grpo.rollout` with every hook of this folder.
 
     fast_rollout(model, tokenizer, prompts, ...)   the rollouts of `grpo.rollout`, sooner
-    rows_that_fit(model, prompt, response)         how many the free memory of a GPU holds
     row_bytes(config, prompt, response, itemsize)  memory of one rollout while it is generated
 
 A group's prompt is read once (`fast.prefill`), and rollouts that have ended leave the batch
@@ -11,15 +10,11 @@ A group's prompt is read once (`fast.prefill`), and rollouts that have ended lea
 from collections.abc import Sequence
 from functools import partial
 
-import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from fast.decode import live_rows
 from fast.prefill import shared_prefill
-from grpo import AT_ONCE, Rollouts, hf_generate, rollout, token_ids
-
-# Share of the free memory for rollouts generated together; the rest is for what `row_bytes` omits.
-SHARE = 0.8
+from grpo import AT_ONCE, Rollouts, hf_generate, rollout
 
 
 def fast_rollout(
@@ -30,17 +25,9 @@ def fast_rollout(
     *,
     max_tokens: int,
     temperature: float,
-    generate_batch: int = 0,
+    generate_batch: int = AT_ONCE,
 ) -> Rollouts:
-    """`grpo.rollout`, sooner.
-
-    `generate_batch` rollouts are generated at a time; 0: as many as fit on a GPU, `grpo.AT_ONCE` on
-    a CPU.
-    """
-    batch_size = generate_batch or AT_ONCE
-    if not generate_batch and model.device.type == "cuda":
-        longest = max(map(len, token_ids(tokenizer, prompts)))
-        batch_size = rows_that_fit(model, longest, max_tokens)
+    """`grpo.rollout`, sooner; `generate_batch` rollouts are generated at a time."""
     return rollout(
         model,
         tokenizer,
@@ -48,20 +35,9 @@ def fast_rollout(
         group_size,
         max_tokens=max_tokens,
         temperature=temperature,
-        batch_size=batch_size,
+        batch_size=generate_batch,
         generate=partial(shared_prefill, partial(hf_generate, loop=live_rows)),
     )
-
-
-def rows_that_fit(model: PreTrainedModel, prompt: int, response: int) -> int:
-    """How many rollouts fit into the free memory of this rank's GPU; at least 1.
-
-    `prompt` and `response` are their tokens.
-    """
-    torch.cuda.empty_cache()  # otherwise memory that training has cached would count as taken
-    free, _ = torch.cuda.mem_get_info()
-    row = row_bytes(model.config, prompt, response, model.dtype.itemsize)
-    return max(1, int(SHARE * free) // row)
 
 
 def row_bytes(config: PreTrainedConfig, prompt: int, response: int, itemsize: int) -> int:

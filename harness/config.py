@@ -13,6 +13,7 @@ changed. This file imports no torch, so that `--help` answers at once.
 """
 
 import dataclasses
+import itertools
 import os
 import signal
 import sys
@@ -66,7 +67,7 @@ MAY_CHANGE = frozenset(
     "generate_batch eval_every bench bench_data track force".split()
 )
 FLAT = (tyro.conf.OmitArgPrefixes,)  # flags are named by their fields alone
-UNSPELT = "given", "digest", "method_option"  # settings that `takes` cannot check by a flag
+UNSPELT = "given", "digest"  # settings that `takes` cannot check by a flag
 
 
 # ---- parts of a configuration, one for each group of flags ---------------------------------------
@@ -147,7 +148,7 @@ class Machine:
     threads: Ranks = 0
     """CPU threads per process; 0: torch's default."""
     generate_batch: Natural = 0
-    """Responses generated at a time; 0: as many as fit in memory, 512 on a CPU."""
+    """Responses generated at a time; 0: what a GPU of this size holds, 512 on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -273,16 +274,50 @@ def given_flags(argv: Sequence[str] | None) -> tuple[str, ...]:
 def read_flags(kind: type, argv: Sequence[str] | None, **options: Any) -> Any:
     """The flags of a command as `tyro.cli` returns them with these options.
 
-    tyro prints --help and mistakes, on rank 0 alone, and ends the process.
+    A flag that takes several values appends where it is given again. tyro prints --help and
+    mistakes, on rank 0 alone, and ends the process.
     """
     with safe_streams():
         return tyro.cli(
             kind,
-            args=argv,
+            args=merge_lists(sys.argv[1:] if argv is None else argv, list_flags(kind)),
             config=FLAT,
             console_outputs=not rank_of_torchrun(),
             **options,
         )
+
+
+def list_flags(kind: type) -> set[str]:
+    """The flags of a configuration that take several values."""
+    names = set()
+    for setting in dataclasses.fields(kind):
+        if isinstance(setting.type, type) and dataclasses.is_dataclass(setting.type):
+            names |= list_flags(setting.type)
+        elif isinstance(setting.default, tuple):
+            names.add(flag(setting.name))
+    return names
+
+
+def merge_lists(words: Sequence[str], names: set[str]) -> list[str]:
+    """A command line where each flag among `names` stands once, with all its values."""
+    part: list[str] = []  # a flag and its values
+    parts = [part]
+    first: dict[str, list[str]] = {}  # the part of each of the flags
+    for word in words:
+        name, equals, value = word.partition("=")
+        name = name.replace("_", "-")
+        if name in first:
+            part = first[name]
+            word = value
+            if not equals:
+                continue
+        elif name.startswith("--"):
+            part = []
+            parts.append(part)
+            if name in names:
+                first[name] = part
+        part.append(word)
+    return list(itertools.chain.from_iterable(parts))
 
 
 def parse_study(kind: type[Config], argv: Sequence[str] | None = None) -> tuple[Config, list[str]]:
@@ -390,6 +425,8 @@ def check(config: TrainConfig) -> None:
             raise refusal("max_tokens", "only --task embedded has a fixed length; raise it")
     if "problems" in has and config.problems.data:
         raise refusal("data", "the task makes its own; give --task math and --model")
+    if "model" in has and config.grading.reward:
+        raise refusal("reward", "the task has a grader of its own; give --task math and --model")
     if bool(config.evaluation.eval_every) != bool(config.evaluation.bench):
         raise refusal("eval_every", "must be above 0 with --bench, and 0 without; give both")
     if config.track and not find_spec(config.track):
@@ -550,18 +587,29 @@ def read_config(settings: Mapping[str, object], place: str) -> TrainConfig:
     for name, usual in flat(PAPER).items():
         value = settings.get(name, usual)
         values[name] = tuple(value) if isinstance(value, list) else value
-        if not takes(name, usual, values[name]):
-            raise BadInput(f"{place}: {name} is {value}; restore it, or give another checkpoint")
+    if not takes(values):  # one parse for all settings; the one at fault is only looked for then
+        for name, value in values.items():
+            if not takes({name: value}):
+                raise BadInput(
+                    f"{place}: {name} is {value}; restore it, or give another checkpoint"
+                )
     return with_values(PAPER, values)
 
 
-def takes(name: str, usual: object, value: object) -> bool:
-    """Whether a setting, which has a `usual` value, can have this one: its flag reads it."""
-    if value == usual or name in UNSPELT:
-        return usual is None or type(value) is type(usual)
+def takes(values: Mapping[str, object]) -> bool:
+    """Whether settings can have these values: their flags, spelled and parsed, give them again."""
+    usual = flat(PAPER)
+    words = []
+    spelled = []
+    for name, value in values.items():
+        if value == usual[name] or name in UNSPELT:
+            if usual[name] is not None and type(value) is not type(usual[name]):
+                return False
+        else:
+            words += spell(name, value)
+            spelled.append(name)
     try:
-        words = spell(name, value)
         read = tyro.cli(TrainConfig, args=words, default=PAPER, config=FLAT, console_outputs=False)
     except SystemExit:
         return False
-    return flat(read)[name] == value
+    return all(flat(read)[name] == values[name] for name in spelled)

@@ -13,7 +13,8 @@ model's context, the problem is still asked, with a lower limit; each row has it
 
 **Order.** Problems are sampled in blocks. Random numbers depend only on (seed, benchmark, block)
 and --generate-batch, not on earlier blocks or the number of processes. So finished blocks can be
-kept when an evaluation continues.
+kept when an evaluation continues. The default of --generate-batch is decided once per model, and
+kept in settings.json.
 
 **Numbers.** A row has "problem", "seed", "score" (1, 0, or None where it could not be graded) and
 "reason".
@@ -47,13 +48,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import TypedDict
 
 from fast.rollout import fast_rollout
-from harness import files, parallel
-from harness.config import Protocol, TrainConfig
+from harness import files, memory, parallel
+from harness.config import Machine, Protocol, TrainConfig
 from harness.parallel import Ranks
 from rewards import Verdict, grade_all, style_of
 from tasks import toy
 from tasks.benchmarks import Loaded
-from tasks.problems import Task, choose_template, digest_of, grader, text_task
+from tasks.problems import Task, choose_template, digest_of, grader, read_answer, text_task
 from tasks.rows import BadInput, bad_input_on_error, from_files
 
 KEY = itemgetter("model", "benchmark", "seed", "block")  # tells a row's block from the others
@@ -77,7 +78,7 @@ class Sampler(NamedTuple):
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     name: str  # where the model is
-    generate_batch: int  # rollouts generated together; 0: on a GPU as many as fit
+    generate_batch: int  # rollouts generated together
 
 
 def protocol_of(config: TrainConfig) -> Protocol:
@@ -198,6 +199,19 @@ def as_task(
     return Task(kind, [], [], lambda problem: problem["problem"], grade)
 
 
+def choose_batch_of_model(
+    sampler: Sampler, sets: Sequence[Loaded], protocol: Protocol, machine: Machine
+) -> int:
+    """How many responses a model generates at a time by default, also with the longest prompt."""
+    model, tokenizer, name, _ = sampler
+    prompts = []
+    for loaded in sets:
+        task = as_task(loaded, protocol, tokenizer, name)
+        prompts.append(memory.longest_prompt(task, loaded.problems, tokenizer))
+    room = memory.room_gb(model.device) - memory.gb_of(model)
+    return memory.choose_batch(model.config, machine, room, max(prompts), protocol.max_tokens)
+
+
 def context_of(model: PreTrainedModel) -> float:
     """The most tokens that the model can read: prompt and response together."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
@@ -277,7 +291,7 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
     def grade(response: str, line: dict) -> Verdict:
         if "tests" in line:
             return graders["code"](response, line["tests"])
-        return graders["math"](response, str(line["answer"]))
+        return graders["math"](response, str(read_answer(line["answer"])))
 
     verdicts = grade_all(grade, [line["response"] for line in lines], lines)
     rows = []

@@ -29,17 +29,24 @@ from tasks.rows import BadInput, bad_input_on_error, check_is_file, text_of
 
 STEP = re.compile(r"step-\d{6,}")  # a folder of ours; a copy beside it has another name
 RESTORE = "restore it, or choose another folder"
+PROGRAM = "shear train"  # the value of "program" in the config.json of a run
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class RunSettings(TypedDict):
     """What is read again of the config.json of a run."""
 
-    toy_lines: Literal[1, 2, 3, 4, 5, 6, 7, 8]
+    toy_lines: NotRequired[Literal[1, 2, 3, 4, 5, 6, 7, 8]]
     heldout: NotRequired[int]
     seed: NotRequired[int]
     task: NotRequired[str]
     model: NotRequired[str | None]
+    method: NotRequired[str]
+    method_option: NotRequired[list[str]]
+    rescale: NotRequired[str]
+    window: NotRequired[int]
+    eps: NotRequired[FiniteFloat]
+    eps_unit: NotRequired[str]
 
 
 class Checkpoint(TypedDict):
@@ -73,6 +80,7 @@ class EvalSettings(TypedDict):
     protocol: dict
     data: dict[str, SetSettings]
     models: dict[str, ModelSettings]
+    generate_batch: NotRequired[dict[str, Annotated[int, Field(ge=1)]]]  # by model
 
 
 class Generation(TypedDict):
@@ -100,7 +108,7 @@ class Step(TypedDict):
     """The row of a step in metrics.jsonl; null is NaN."""
 
     step: int
-    reward: Share | None
+    reward: FiniteFloat | None
     equal_groups: Share | None
     grad_norm: FiniteFloat | None
     weight_mean: NotRequired[FiniteFloat | None]
@@ -138,7 +146,7 @@ class Rollout(TypedDict):
     tokens: list[str]
     weights: dict[str, list[FiniteFloat | None]]
     step: NotRequired[int]
-    score: NotRequired[Share | None]
+    score: NotRequired[FiniteFloat | None]
     advantage: NotRequired[FiniteFloat | None]
     first_error: NotRequired[tuple[int, str, int] | None]
     spans: NotRequired[list[tuple[int, int, FiniteFloat, int, int, int]]]
@@ -321,7 +329,9 @@ def config_of(folder: Path) -> dict | None:
         settings = read_settings(path)
     except BadInput:  # no folder, or one whose loading will say what is wrong with it
         return None
-    return read_settings(path, [RunSettings]) if "toy_lines" in settings else None
+    # earlier runs have no "program"
+    is_run = settings.get("program") == PROGRAM or "toy_lines" in settings
+    return read_settings(path, [RunSettings]) if is_run else None
 
 
 def run_of(path: str) -> dict:

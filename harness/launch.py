@@ -30,6 +30,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from harness import parallel
 from harness.config import Machine, TrainConfig, check, rank_of_torchrun, resume, with_values
 from tasks import toy
+from tasks.reward import load_reward
 from tasks.rows import BadInput, printable
 from tasks.settings import TASKS
 
@@ -61,6 +62,8 @@ def resolve(config: TrainConfig) -> TrainConfig:
         groups = min(config.optimisation.prompts_per_update, config.sampling.prompts_per_step)
         config = with_values(config, {"prompts_per_update": groups})
     check(config)
+    if config.grading.reward:
+        load_reward(config.grading.reward)  # what is wrong with it shows before a model is loaded
     if not config.sampling.max_tokens:  # a full response of the embedded task
         max_tokens = toy.response_tokens(config.problems.toy_lines)
         config = with_values(config, {"max_tokens": max_tokens})
@@ -210,9 +213,10 @@ def launch(count: int, script: str, argv: Sequence[str] | None) -> int:
         run_id=f"{os.getpid()}",
         max_restarts=0,
         signals_to_handle="SIGINT",
-        # seconds from Ctrl-C until ranks are killed: they may be finishing a step
-        shutdown_timeout=24 * 3600,
     )
+    if hasattr(config, "shutdown_timeout"):  # torch 2.11 lacks it
+        # seconds from Ctrl-C until ranks are killed: they may be finishing a step
+        config.shutdown_timeout = 24 * 3600
     try:
         elastic_launch(config, sys.executable)(
             "-u", script, *(sys.argv[1:] if argv is None else argv)

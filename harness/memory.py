@@ -1,6 +1,7 @@
 """How much GPU memory a run will need, computed from the model's config and the run's flags.
 
     predict(model_config, config, ...)  GB per GPU of each part, and of sampling and training
+    choose_batch(model_config, ...)     how many rollouts are generated together by default
     plan(model_config, config, ranks)   its lines on memory and disk, with warnings; raises BadInput
                                         where either can never suffice
 
@@ -12,30 +13,32 @@ states and distances, a process reward model), the lessons of `--task words` (16
 parameter, on rank 0), CUDA's and NCCL's own memory (1-2 GB), fragmentation (about a tenth).
 """
 
-import math
 import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 
 from credit import lora
-from fast.rollout import SHARE, row_bytes
+from fast.rollout import row_bytes
 from grpo import AT_ONCE, HEAD_CHUNK
-from harness.config import TrainConfig
+from harness.config import Machine, TrainConfig
 from harness.parallel import Ranks
+from tasks.problems import Task
 from tasks.rows import BadInput
 
-PROMPT = 256  # assumed tokens per prompt: the true number is unknown before the data is read
+PROMPT = 256  # assumed tokens per prompt, in what is printed
+# Share of a GPU's room for rollouts generated together; the rest is for what `row_bytes` omits.
+SHARE = 0.8
+CUDA = 2.0  # GB, at most, that CUDA and NCCL take for themselves
 
 
-def predict(
-    model_config: PreTrainedConfig, config: TrainConfig, world: int, room: float = math.inf
-) -> dict[str, float]:
+def predict(model_config: PreTrainedConfig, config: TrainConfig, world: int) -> dict[str, float]:
     """The predicted memory in GB (1e9 bytes) per GPU, by part.
 
-    Without --generate-batch, as many rollouts are generated together as fit into `room` GB.
+    If --generate-batch is not chosen yet, all rollouts of a rank are generated together.
     """
     total, trained = parameters(model_config, config.credit.lora_rank)
     size = 4 if config.machine.dtype == "float32" else 2  # bytes per number
@@ -57,16 +60,37 @@ def predict(
     groups = -(-problems // world)  # on the rank with the most
     rollouts = max(groups * config.sampling.rollouts_per_prompt, -(-heldout // world))
     row = row_bytes(model_config, PROMPT, config.sampling.max_tokens, size)
-    fitting: float = AT_ONCE
-    if config.machine.device == "cuda":
-        fitting = SHARE * (room * 1e9 - parts["resident"]) / row
-    at_once = min(config.machine.generate_batch or fitting, rollouts)
-    parts["generating"] = row * max(1, int(at_once))
+    parts["generating"] = row * min(config.machine.generate_batch or rollouts, rollouts)
     parts["sampling"] = parts["resident"] + parts["generating"]
     parts["training"] = parts["resident"] + parts["gradients"] + parts["logits"]
     # on disk: the weights, those of the sampling copy, the moments
     parts["checkpoint"] = (4 + size) * total + 8 * trained
     return {name: count / 1e9 for name, count in parts.items()}
+
+
+def choose_batch(
+    model_config: PreTrainedConfig, machine: Machine, room: float, prompt: int, response: int
+) -> int:
+    """How many rollouts are generated together where --generate-batch does not say; at least 1.
+
+    On a GPU as many as fit into `room` GB, with this many tokens. The sampled tokens depend on the
+    number, so `room` is what a command leaves of the whole GPU, not what is free at the time.
+    """
+    if machine.device == "cpu":
+        return AT_ONCE
+    row = row_bytes(model_config, prompt, response, getattr(torch, machine.dtype).itemsize)
+    return max(1, int(SHARE * (room - CUDA) * 1e9 / row))
+
+
+def gb_of(model: torch.nn.Module) -> float:
+    """GB of a model's weights."""
+    return sum(weight.nbytes for weight in model.parameters()) / 1e9
+
+
+def longest_prompt(task: Task, problems: Sequence[dict], tokenizer: PreTrainedTokenizerBase) -> int:
+    """The tokens of the prompt with the longest problem, by characters."""
+    longest = max(problems, key=lambda problem: len(problem["problem"]))
+    return len(tokenizer(task.prompt(longest), add_special_tokens=False)["input_ids"])
 
 
 def parameters(config: PreTrainedConfig, rank: int = 0) -> tuple[int, int]:
@@ -89,7 +113,7 @@ def plan(model_config: PreTrainedConfig, config: TrainConfig, ranks: Ranks) -> l
     """
     room = room_gb(ranks.device)
     free = free_gb(Path(config.out))
-    gb = predict(model_config, config, ranks.world, room)
+    gb = predict(model_config, config, ranks.world)
     checkpoint = gb["checkpoint"]
     keep = config.checkpoints.keep
     if checkpoint > free:

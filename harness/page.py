@@ -26,11 +26,13 @@ are in `harness/report.py` and `credit/measures.py`.
 
 import html
 import itertools
+import math
 import re
 from pathlib import Path
 
-from harness.files import Rollout, as_json, config_of, read_lines, write_whole
-from tasks.rows import BadInput
+from credit.settings import Credit
+from harness.files import RESTORE, Rollout, as_json, config_of, read_lines, write_whole
+from tasks.rows import BadInput, bad_input_on_error
 from tasks.settings import TASKS
 
 SHOWN = [*Rollout.__annotations__, "when", "reason", "answer"]
@@ -43,10 +45,25 @@ def write_page(folder: Path) -> str:
     """
     groups = read_groups(folder)
     path = folder / "credit.html"
-    task = (config_of(folder) or {}).get("task")
-    page = as_html(groups, str(folder), TASKS[task].about if task in TASKS else "")
+    settings = config_of(folder) or {}
+    task = settings.get("task")
+    about = TASKS[task].about if task in TASKS else ""
+    with bad_input_on_error(str(folder / "config.json"), RESTORE):
+        floor = floor_of(settings)
+    page = as_html(groups, str(folder), about, floor)
     write_whole(path, page)
     return f"{path} ({len(page) / 1e6:.1f} MB)"
+
+
+def floor_of(settings: dict) -> float | None:
+    """The weight of equal spans by a run's settings: eps ln(window) in units of nbar, Eq. (10).
+
+    None where the settings do not tell it, as with an eps in the distances' unit.
+    """
+    if settings.get("eps_unit") != "nbar" or settings.get("rescale") != "none":
+        return None
+    credit = Credit(settings["method"], tuple(settings["method_option"]))
+    return settings["eps"] * math.log(settings["window"]) if credit.has_floor else None
 
 
 def read_groups(folder: Path) -> list[list[dict]]:
@@ -85,14 +102,18 @@ def before_and_after(before: Path, after: Path) -> list[dict]:
     return group
 
 
-def as_html(groups: list[list[dict]], title: str, task: str = "") -> str:
+def as_html(
+    groups: list[list[dict]], title: str, task: str = "", floor: float | None = None
+) -> str:
     """The page as ASCII text; groups hold rows of `credit.measures.sample_rows`.
 
     A row may have "spans", each a `credit.shear_settings.ClosestSpan`. Weights may be negative;
-    those that are None or not finite show as unknown. `task` is a sentence about the task.
+    those that are None or not finite show as unknown. `task` is a sentence about the task, `floor`
+    the weight of equal spans, if it is known.
     """
     frame = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     fillings = dict(title=html.escape(title), task=html.escape(task), data=groups_as_json(groups))
+    fillings["floor"] = f" ({floor:.3g}: even equal spans keep a distance)" if floor else ""
     # One pass, so that a placeholder's name in a model's response stays text.
     page = re.sub(r"\{\{(\w+)\}\}", lambda match: fillings[match[1]], frame)
     return page.encode("ascii", "xmlcharrefreplace").decode()

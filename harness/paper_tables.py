@@ -32,13 +32,16 @@ PAPER = read_tables()
 
 
 def backbone_of(name: str) -> str | None:
-    """The paper's model that a name means: Qwen/Qwen2.5-14B is Qwen2.5-14B-Base."""
+    """The paper's model that a hub id or folder names: Qwen/Qwen2.5-14B is Qwen2.5-14B-Base.
+
+    None for any other model, such as one that was trained further (Qwen2.5-14B-Instruct).
+    """
     for backbone in PAPER:
-        if plain(backbone).removesuffix("base") in plain(name):
+        if plain(backbone) == plain(Path(name).name):
             return backbone
     return None
 
 
 def plain(name: str) -> str:
-    """A name's letters and digits alone, in lower case."""
-    return re.sub("[-_.]", "", name.lower())
+    """A model's name in lower case, without punctuation, "meta" before it and "base" after it."""
+    return re.sub("[-_.]", "", name.lower()).removeprefix("meta").removesuffix("base")

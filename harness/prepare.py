@@ -33,7 +33,7 @@ from tasks.rows import BadInput
 from tasks.settings import TASKS
 
 # (settings, grading, seed, tokenizer, the model's name) -> the task, and notes.
-MAKE_TASK: dict[str, Callable[..., tuple[Task, list[str]]]] = {
+_MAKE_TASK: dict[str, Callable[..., tuple[Task, list[str]]]] = {
     "embedded": toy.task,
     "words": words.task,
     "math": partial(problems.task, "math"),
@@ -76,16 +76,21 @@ def load_parts(config: TrainConfig, ranks: Ranks) -> Parts:
                 f"{config.model} lacks; choose another method"
             )
         check_ranks(config, ranks)
-        sets = load_benchmarks(config, tokenizer)
+        prompts = map(task.prompt, task.train + task.heldout)
+        models.check_embedded("--model", config.model or "", model, tokenizer, prompts)
+        sets = load_benchmarks(config, model, tokenizer)
         notes = describe(config, ranks, task, model, sets) + task_notes
         if config.smoke:
             task = SmokeTask(**vars(task))
-        if ranks.device.type == "cuda" or not makes_model(config):
-            notes += memory.plan(model.config, config, ranks)
         prm = None
         if config.credit.prm:
             dtype = getattr(torch, config.machine.dtype)
             prm = models.load_reward_model(config.credit.prm, ranks.device, dtype)
+        if not config.machine.generate_batch:
+            batch = choose_batch_of_run(config, ranks, task, model, tokenizer, prm)
+            config = with_values(config, {"generate_batch": batch})
+        if ranks.device.type == "cuda" or not makes_model(config):
+            notes += memory.plan(model.config, config, ranks)
         if config.model:
             if ranks.main:
                 print(f"loading {config.model}", flush=True)
@@ -125,6 +130,23 @@ def describe(
     return notes
 
 
+def choose_batch_of_run(
+    config: TrainConfig,
+    ranks: Ranks,
+    task: Task,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prm: RewardModel | None,
+) -> int:
+    """The default of --generate-batch, which config.json keeps: the samples depend on it."""
+    resident = memory.predict(model.config, config, ranks.world)["resident"]
+    room = memory.room_gb(ranks.device) - resident - (memory.gb_of(prm[0]) if prm else 0)
+    prompt = memory.longest_prompt(task, task.train + task.heldout, tokenizer)
+    return memory.choose_batch(
+        model.config, config.machine, room, prompt, config.sampling.max_tokens
+    )
+
+
 def check_ranks(config: TrainConfig, ranks: Ranks) -> None:
     """Raise BadInput for more ranks than there is work for, or shards that do not divide them."""
     sizes = flat(config)
@@ -156,7 +178,7 @@ def make_task(
     max_tokens = size.config.sampling.max_tokens
     room = context - responses * max_tokens  # tokens left for the prompt
     name = files.origin_of(config.model or "made here")
-    make = MAKE_TASK[config.task]
+    make = _MAKE_TASK[config.task]
     task, notes = make(config.problems, config.grading, config.seed, tokenizer, name)
     if task.heldout:  # the embedded task, whose prompts all have one length
         problem = task.informed(task.heldout[0]) if "hint" in needs else task.heldout[0]
@@ -245,7 +267,9 @@ def check_problems(path: str, run: dict) -> None:
         )
 
 
-def load_benchmarks(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> list[Loaded]:
+def load_benchmarks(
+    config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> list[Loaded]:
     """The sets of --bench, refusing those that the model cannot be asked; raises BadInput."""
     make_embedded = partial(
         benchmarks.embedded_set, config.problems.toy_lines, config.problems.heldout, config.seed
@@ -259,7 +283,9 @@ def load_benchmarks(config: TrainConfig, tokenizer: PreTrainedTokenizerBase) -> 
     protocol = evaluation.protocol_of(config)
     origin = files.origin_of(config.model or "the model")
     for loaded in sets:
-        evaluation.as_task(loaded, protocol, tokenizer, origin)
+        task = evaluation.as_task(loaded, protocol, tokenizer, origin)
+        prompts = map(task.prompt, loaded.problems)
+        models.check_embedded("--model", config.model or "", model, tokenizer, prompts)
     return sets
 
 

@@ -21,7 +21,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
-from credit.settings import Credit, Shear
+from credit.settings import Shear
 from harness import files
 from harness.config import TrainConfig, flat
 from harness.page import write_page
@@ -96,10 +96,10 @@ def print_plan(config: TrainConfig, folder: Path, notes: Sequence[str]) -> None:
     lines = [
         *notes,
         f"{config.optimisation.steps} steps x {sampling.prompts_per_step} prompts x "
-        f"{sampling.rollouts_per_prompt} rollouts of up to {sampling.max_tokens} tokens; "
-        f"{updates} update(s) per step",
+        f"{sampling.rollouts_per_prompt} rollouts of up to {sampling.max_tokens} tokens, "
+        f"{config.machine.generate_batch} generated at a time; {updates} update(s) per step",
     ]
-    if has_floor(config.credit):
+    if config.credit.has_floor:
         floor = shear.eps * math.log(shear.window)
         lines.append(
             f"spans of {shear.window} tokens, eps {shear.eps:g} {shear.eps_unit}: equal spans are "
@@ -108,12 +108,6 @@ def print_plan(config: TrainConfig, folder: Path, notes: Sequence[str]) -> None:
     lines.append("settings: config.json; all metrics: metrics.jsonl")
     for line in lines:
         print(wrap(line), flush=True)
-
-
-def has_floor(credit: Credit) -> bool:
-    """Whether the method's weights are values of Eq. (10), at least eps ln(window) or about it."""
-    options = credit.options
-    return (options.get("reading"), options.get("distance")) == ("value", "w1")
 
 
 def floor_note(metrics: dict, config: TrainConfig) -> str:
@@ -250,7 +244,7 @@ def step_log(
         files.append_rows(folder / "samples.jsonl", samples)
         tqdm.write("\n".join(step_lines(metrics, config.optimisation.steps, len(logged))))
         logged.append(metrics["reward"])
-        if metrics["step"] == 1 and has_floor(config.credit):
+        if metrics["step"] == 1 and config.credit.has_floor:
             tqdm.write(wrap(floor_note(metrics, config)))
         if metrics["step"] == 2 and len(set(logged)) == 1 and not config.smoke:
             print_no_signal(metrics["reward"], metrics)
@@ -324,13 +318,17 @@ def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, pa
     rewards, weights = figure.subplots(1, 2)
     rows = pd.DataFrame(history)  # one per step, a column per metric
     steps = rows["step"]
+    # where no token has an advantage the mean is 1, a number that was not measured
+    rows["weight_mean"] = rows["weight_mean"].where(rows["equal_groups"] < 1)
     rewards.plot(steps, rows["reward"], color=INK, label="right, training batch")
     rewards.plot(steps, rows["equal_groups"], color=FAINT, label="groups without signal")
     for name, marker, colour in (("greedy", "o", RIGHT), ("sampled", "s", WRONG)):
         means, errors, _ = zip(before[name], after[name], strict=True)
         label = f"right, held out, {name}"
         rewards.errorbar([0, len(steps)], means, errors, fmt=marker, color=colour, label=label)
-    rewards.set(ylabel="share", ylim=(0, 1), title=f"{config.task} task")
+    # those of --reward may lie elsewhere
+    limits = min(0, rows["reward"].min()), max(1, rows["reward"].max())
+    rewards.set(ylabel="share", ylim=limits, title=f"{config.task} task")
     curves = {
         "weight_mean": ("all tokens", INK),
         "weight_before": ("wrong, before the first error", RIGHT),

@@ -7,6 +7,7 @@ interruptible(run)                 Ctrl-C ends the run after the step that is be
 on_benchmarks(run, step)           the policy's results on the --bench sets
 finish(run, ...)                   the trained model, and the run's last lines
 check_policy(run, step)            ends a run whose logits are not finite
+check_verdicts(run, step, ...)     ends a run in which no rollout could be graded
 sample_and_grade(run, ...)         rollouts and their verdicts
 resample_equal(run, ...)           other groups for those of equal rewards: dynamic sampling
 """
@@ -27,7 +28,7 @@ import transformers
 from transformers import PreTrainedTokenizerBase
 
 from credit import lora
-from credit.batch import Context
+from credit.batch import Batch, Context
 from credit.reward_model import RewardModel
 from fast.rollout import fast_rollout
 from grpo import Policy, Rollouts
@@ -37,7 +38,7 @@ from harness.evaluation import Sampler, evaluate_benchmark, protocol_of, summari
 from harness.launch import INTERRUPTS, RunFailed
 from harness.parallel import Ranks
 from harness.prepare import Parts
-from rewards import Verdict, rewards_of
+from rewards import NoVerdict, Verdict, rewards_of
 from tasks.benchmarks import Loaded
 from tasks.problems import Task
 from tasks.rows import BadInput
@@ -92,6 +93,7 @@ def write_config(config: TrainConfig, folder: Path) -> None:
     """Write config.json: the resolved flags, a digest of the problems, and versions of packages."""
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     settings = flat(config) | {"name": folder.name, "resume": None, "versions": versions}
+    settings["program"] = files.PROGRAM
     files.write_json(folder / "config.json", settings)
 
 
@@ -276,6 +278,19 @@ def check_policy(run: Run, step: int) -> None:
         raise RunFailed(
             f"step {step + 1}: the policy's logits are not finite after its updates; lower --lr"
         )
+
+
+def check_verdicts(run: Run, step: int, batch: Batch, verdicts: list[Verdict]) -> None:
+    """Raise RunFailed, on all ranks, if no complete response of a step has a verdict.
+
+    `batch` holds the rollouts of all ranks, `verdicts` are this rank's. The message has the first
+    cause.
+    """
+    rewards = batch.rewards[~batch.rollouts.truncated]  # (n,); those that are cut off are wrong
+    if len(rewards) and rewards.isnan().all():
+        own = [verdict.cause for verdict in verdicts if isinstance(verdict, NoVerdict)]
+        causes = [*parallel.gather_items(own, run.ranks), "the reward gave no verdict"]
+        raise RunFailed(f"step {step + 1}: no response could be graded: {causes[0]}")
 
 
 # ---- from problems to graded rollouts ------------------------------------------------------------

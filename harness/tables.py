@@ -87,7 +87,9 @@ def print_tables(settings: dict, results: dict, differences: dict, paper: str | 
     for model, by_benchmark in results.items():
         entry = settings["models"][model]
         templates.add(entry["template"])
-        print(f"\n{printable(model)} (template {entry['template']})\n")
+        batch = settings.get("generate_batch", {}).get(model)
+        at_once = f", {batch} responses at a time" if batch else ""
+        print(f"\n{printable(model)} (template {entry['template']}{at_once})\n")
         print("\n".join(result_table(by_benchmark, data, paper or backbone_of(entry["origin"]))))
     if len(templates) > 1:
         print("WARNING: models were asked in different templates; give --template to compare them")

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable
 from transformers import PreTrainedTokenizerBase
 
 from rewards import grade_all, grade_code, grade_math
+from tasks.problems import read_answer
 
 
-def math_reward(completions: list, answer: list[str], **columns: object) -> list[float | None]:
-    """Whether the last boxed answer is right; `answer` is LaTeX."""
-    return scores(grade_math, completions, answer)
+def math_reward(completions: list, answer: list, **columns: object) -> list[float | None]:
+    """Whether the last boxed answer is right; `answer` is LaTeX, a number, or GSM8K's."""
+    return scores(grade_math, completions, list(map(read_answer, answer)))
 
 
 def code_reward(completions: list, tests: list[str], **columns: object) -> list[float | None]:
@@ -27,10 +28,21 @@ def code_reward(completions: list, tests: list[str], **columns: object) -> list[
 
 def scores(grade: Callable, completions: list, references: list) -> list[float | None]:
     """The score of each completion, a text or a list of messages."""
-    texts = []
-    for completion in completions:
-        texts.append(completion if isinstance(completion, str) else completion[-1]["content"])
-    return [verdict.reward for verdict in grade_all(grade, texts, references)]
+    verdicts = grade_all(grade, list(map(last_text, completions)), references)
+    return [verdict.reward for verdict in verdicts]
+
+
+def last_text(completion: str | list[dict]) -> str:
+    """The text of a completion: of messages, the last one's, whose content may be in parts.
+
+    Without a message, or beside calls of tools, there may be none.
+    """
+    if isinstance(completion, str):
+        return completion
+    content = completion[-1].get("content") if completion else None
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in content)
+    return content or ""
 
 
 def without_bos(tokenizer: PreTrainedTokenizerBase, prompts: Iterable[str]) -> list[str]:

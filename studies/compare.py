@@ -160,8 +160,8 @@ class Line(TypedDict):
     lr: float
     code: NotRequired[str | None]
     seconds: NotRequired[float]
-    rewards: NotRequired[list[files.Share | None]]
-    sampled: NotRequired[files.Share | None]
+    rewards: NotRequired[list[float | None]]
+    sampled: NotRequired[float | None]
     weight_mean: NotRequired[float | None]
     ess: NotRequired[float | None]
     before: NotRequired[dict | None]

@@ -107,7 +107,7 @@ REFUSED = "method prm name resume smoke bench eval_every ranks lora_rank"
 DECIDES = (
     "task model data template seed temperature max_tokens rollouts_per_prompt window stride "
     "continuations heldout "
-    "toy_lines toy_width warmup_steps grade_timeout sandbox dtype rollouts"
+    "toy_lines toy_width warmup_steps grade_timeout sandbox reward dtype rollouts"
 ).split()
 SIGNALS = {"surprisal"}  # weights that are not SHEAR's
 FIGURES = {

@@ -45,7 +45,6 @@ from grpo import (
     Rollouts,
     cat_padded,
     decode,
-    pad_id,
     pad_left,
     stop_ids,
 )
@@ -129,15 +128,12 @@ def sample_group(parts: Parts, problem: dict) -> Prefixes:
     return with_ends(group, config.shear, parts.tokenizer)
 
 
-def as_rollouts(
-    group: Prefixes, tokenizer: PreTrainedTokenizerBase, device: torch.device
-) -> Rollouts:
+def as_rollouts(group: Prefixes, device: torch.device) -> Rollouts:
     """A group's rollouts as padded tensors."""
-    pad = pad_id(tokenizer)
     prompts = [group.prompt] * len(group.responses)
-    prompt_ids, prompt_mask = pad_left(prompts, pad, device)  # (B, P), (B, P)
+    prompt_ids, prompt_mask = pad_left(prompts, 0, device)  # (B, P), (B, P)
     rows = [torch.tensor([ids], device=device) for ids in group.responses]
-    ids = cat_padded(rows, fill=pad)  # (B, T)
+    ids = cat_padded(rows)  # (B, T)
     mask = cat_padded([torch.ones_like(row, dtype=torch.bool) for row in rows])  # (B, T)
     truncated = torch.tensor(group.truncated, device=device)  # (B,)
     return Rollouts(prompt_ids, prompt_mask, ids, mask, truncated, group.texts)
@@ -148,7 +144,7 @@ def with_ends(group: Prefixes, shear: Shear, tokenizer: PreTrainedTokenizerBase)
 
     A prefix ends where a full span within the reasoning does.
     """
-    answers = answer_places(tokenizer, as_rollouts(group, tokenizer, torch.device("cpu")))
+    answers = answer_places(tokenizer, as_rollouts(group, torch.device("cpu")))
     ends = []
     for row, ids in enumerate(group.responses):
         # without a box: all tokens but the last
@@ -247,7 +243,7 @@ def context_at_start(parts: Parts) -> Context:
 
 def score_group(group: Prefixes, context: Context) -> Batch:
     """A group as credit methods see it, with the policy's hidden states."""
-    rollouts = as_rollouts(group, context.tokenizer, context.policy.model.device)
+    rollouts = as_rollouts(group, context.policy.model.device)
     verdicts = list(map(Verdict, group.scores, group.reasons))
     batch = Batch.of(rollouts, verdicts, [group.problem])
     batch.log_probs, batch.entropies, batch.hidden = context.score(batch.rollouts)

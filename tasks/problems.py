@@ -24,22 +24,24 @@ may be
   - ours: "problem" or "question", with "answer" or "tests" (an object or its JSON text; see
     `rewards.py`);
   - MATH's: "answer" may be "gt_answer", "ground_truth_answer", or the last box of "solution";
-  - Eurus's: "prompt" (messages) and "reward_model" {"ground_truth"}.
+  - GSM8K's: what follows "####" is the answer;
+  - Eurus's and verl's: "prompt" (messages) and "reward_model" {"ground_truth"}, which decides
+    whatever other columns say.
 Rows of a "level" outside 3 to 5 (math), or of another task's "ability", are left out. A row that
-cannot be used is an error that names it; in published sets, which have "gt_answer" or
+cannot be used is an error that names it; in published sets, which have "gt_answer", "solution" or
 "reward_model", it is dropped, and a warning counts these rows and names the first.
 
 **Templates** put an instruction on the form of the answer beside the problem (`choose_template`).
 chat is the tokenizer's own template, with the instruction below the problem. qwen-math is the same
 template with the instruction as the system's message, as in Qwen2.5-Math's own evaluation. plain is
-the problem and the instruction as text.
+the problem and the instruction as text. A chat template that loses either is refused; where it
+writes today's date it gets DAY, so that a prompt is the same on any day.
 
 Left out: evaluation sets (`tasks/benchmarks.py`), several answers to a problem, splits by date.
 """
 
 import hashlib
 import json
-import math
 import random
 import re
 import textwrap
@@ -47,7 +49,10 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date
+from decimal import Decimal
 from functools import partial
+from numbers import Number
 from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
@@ -56,6 +61,7 @@ from grading import sandbox
 from grpo import Rollouts, decode
 from rewards import Verdict, grade_all, grade_code, grade_math, last_box, style_of
 from tasks.lessons import FirstError
+from tasks.reward import load_reward
 from tasks.rows import (
     SURROGATE,
     BadInput,
@@ -78,10 +84,18 @@ HUB = {
     "math": ("hkust-nlp/SimpleRL-Zoo-Data", "simplelr_qwen_level3to5/train.parquet", 8_523),
     "code": ("PRIME-RL/Eurus-2-RL-Data", "train.parquet", 25_276),
 }
-PUBLISHED = {"gt_answer", "reward_model"}  # columns of sets from the hub
+PUBLISHED = {"gt_answer", "reward_model", "solution"}  # columns of sets from the hub
 FILTERS = {"math": "of levels 3 to 5, or of none", "code": 'of ability "code", or of none'}
+CHECKED = 20  # prompts, at most, that are decoded again to find a tokenizer that loses characters
 LOST = 0.1  # share of a prompt's characters that a tokenizer must not lose
 ROUND = 2**20  # steps, which no run takes
+DAY = date(2024, 7, 26)  # which Llama's templates write where they know no other
+WRITTEN = "".join(f"|replace('%{code}', '{DAY:%{code}}')" for code in "aAbBdeFjmuUVwWxyYHIMSp")
+# goes before a chat template, where it hides transformers' function of this name
+FIXED_DAY = "{% macro strftime_now(format) %}{{ format|replace('%-', '%')" + WRITTEN
+FIXED_DAY += " }}{% endmacro +%}"
+# TeX's \boxed 2: up to the next space or the end of the formula, without a full stop
+UNBRACED = re.compile(r"\\boxed(?![a-zA-Z])\s*+([^\s{$][^\s$]*?)[.,;]*(?=\s|\$|\\[)\]]|\Z)")
 LEVELS = re.compile(r"(None)?|\D*[345](\.0)?")  # none, 4, "4", "Level 4"; not "Level ?"
 
 
@@ -210,10 +224,13 @@ def empty_task(
 ) -> tuple[Task, str]:
     """A "math" or "code" task without problems, as the flags say, and a note on its template.
 
-    Raises BadInput.
+    Its grader is that of --reward, where it is given. Raises BadInput.
     """
     template = choose_template(settings.template, model_name, tokenizer)
-    grade = grader(kind, grading.grade_timeout, grading.sandbox)
+    if grading.reward:
+        grade = load_reward(grading.reward)
+    else:
+        grade = grader(kind, grading.grade_timeout, grading.sandbox)
     return text_task(kind, template, tokenizer, grade), f"template {template}"
 
 
@@ -264,8 +281,10 @@ def split(
     prompts = [task.prompt(problem) for problem in longest]
     encoded = tokenizer(prompts, add_special_tokens=False)["input_ids"]
     fitting = []
-    for problem, prompt, ids in zip(problems, prompts, encoded, strict=True):
+    some = slice(None, None, 1 + len(prompts) // CHECKED)
+    for prompt, ids in zip(prompts[some], encoded[some], strict=True):
         check_readable(prompt, decode(tokenizer, ids))
+    for problem, ids in zip(problems, encoded, strict=True):
         if len(ids) <= max_prompt_tokens:
             fitting.append(problem)
     if len(fitting) <= heldout:
@@ -329,7 +348,15 @@ def render(
         system = {"role": "system", "content": instruction}
         messages = [system, {"role": "user", "content": problem}]
     with bad_input_on_error(f"--template {template}", "give plain"):
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text = tokenizer.apply_chat_template(
+            messages,
+            chat_template=FIXED_DAY + tokenizer.get_chat_template(),
+            tokenize=False,
+            add_generation_prompt=True,
+        )
+        for part in (problem, instruction):
+            if "".join(part.split()) not in "".join(str(text).split()):
+                raise ValueError(f"the tokenizer's chat template leaves out {part[:40]!r}")
     return str(text)
 
 
@@ -412,10 +439,9 @@ def as_problem(row: dict, kind: str) -> dict:
             tests = _published_tests(truth)
         style_of(tests)
         return {"problem": problem, "tests": tests}
-    answers = [columns.get(name) for name in ("gt_answer", "ground_truth_answer", "answer")]
-    # a list of solutions is no text, whose backslashes `str` would double
-    answers += [truth, last_box(_first_text([columns.get("solution")]) or "")]
-    answer = _first_text(answers)
+    names = "gt_answer", "ground_truth_answer", "answer"
+    answers = [truth, *map(columns.get, names), boxed_answer(columns.get("solution"))]
+    answer = _first_text(list(map(read_answer, answers)))
     if answer is None:
         raise lacks(row, '"answer", non-empty text, or "solution" with a \\boxed{}')
     return {"problem": problem, "answer": answer}
@@ -436,16 +462,29 @@ def _user_message(prompt: object) -> str | None:
 
 
 def _first_text(values: list) -> str | None:
-    """The first value that is text, or a number as text; None if there is none.
+    """The first value that is non-empty text; None if there is none."""
+    return next(filter(is_text, values), None)
 
-    Some files hold answers as numbers, and whole numbers as 27.0.
+
+def read_answer(value: object) -> object:
+    """An answer as text: a number by its decimal digits, and of GSM8K's what follows "####".
+
+    Other values come back as they are.
     """
-    for value in values:
-        if type(value) is int or (type(value) is float and math.isfinite(value)):
-            return str(int(value) if value == int(value) else value)
-        if is_text(value):
-            return value
-    return None
+    if isinstance(value, Number) and not isinstance(value, bool):
+        number = Decimal(str(value))
+        # not 5e-05, which a grader reads as LaTeX; whole numbers may be 27.0
+        return f"{number:f}".removesuffix(".0") if number.is_finite() else value
+    if isinstance(value, str) and "####" in value:
+        return value.rpartition("####")[2].strip()
+    return value
+
+
+def boxed_answer(solution: object) -> str | None:
+    r"""The last box of a solution as MATH's authors write it, also as \boxed 2 or \fbox{2}."""
+    if not isinstance(solution, str):
+        return None
+    return last_box(UNBRACED.sub(r"\\boxed{\1}", solution.replace(r"\fbox", r"\boxed")))
 
 
 def is_text(value: object) -> bool:

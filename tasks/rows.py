@@ -5,7 +5,8 @@
     from_hub(repo, pattern, blame, remedy)  source, revision and rows of a data set on the hub
 
 A file is a table (.parquet or .csv), a JSON list or JSON lines; JSON may be compressed (.gz). A
-folder holds such files, or was saved by `datasets`; of its splits, "train" is read.
+folder holds such files, or was saved by `datasets`; of its splits, "train" is read. Numbers keep
+their decimal digits, and a byte order mark is skipped.
 """
 
 import csv
@@ -18,7 +19,12 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
+if TYPE_CHECKING:
+    import pyarrow
+
+Split = TypeVar("Split")
 # Half of a surrogate pair: JSON can spell one, but no tokenizer reads it.
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -92,14 +98,35 @@ def read_rows(path: Path) -> Iterable[dict]:
     if path.suffix == ".parquet":
         from pyarrow import parquet  # imported late: slow, and the embedded task does without
 
-        table = parquet.read_table(path, partitioning=None)  # a folder "level=3" adds no column
-        return itertools.chain.from_iterable(batch.to_pylist() for batch in table.to_batches(1000))
+        # a folder "level=3" adds no column
+        return _table_rows(parquet.read_table(path, partitioning=None))
     if path.suffix == ".csv":
         return _csv_rows(path)
     text = text_of(path)
     values = json.loads(text) if text.lstrip().startswith("[") else _json_lines(text)
     # what is no object becomes an empty row, which later checks refuse
     return [value if isinstance(value, dict) else {} for value in values]
+
+
+def _table_rows(table: "pyarrow.Table") -> Iterator[dict]:
+    """The rows of a table, with float32 .1 as .1: its value in Python is .10000000149."""
+    short = [field for field in table.schema if "float" in str(field.type)]
+    for batch in table.to_batches(1000):
+        for row in batch.to_pylist():
+            for field in short:
+                row[field.name] = _as_written(row[field.name], field.type)
+            yield row
+
+
+def _as_written(value: object, kind: "pyarrow.DataType") -> object:
+    """A value of a column of this type, where float16 and float32 have the digits they need."""
+    if isinstance(value, dict):
+        return {name: _as_written(part, kind.field(name).type) for name, part in value.items()}
+    if isinstance(value, list) and hasattr(kind, "value_type"):  # a map is a list, too
+        return [_as_written(part, kind.value_type) for part in value]
+    if isinstance(value, float) and str(kind) in ("float", "halffloat"):
+        return float(str(kind.to_pandas_dtype()(value)))
+    return value
 
 
 def _json_lines(text: str) -> list:
@@ -119,12 +146,12 @@ def _json_lines(text: str) -> list:
 
 
 def text_of(path: Path) -> str:
-    """The text of a file, compressed or not.
+    """The text of a file, compressed or not, without a byte order mark.
 
     Raises OSError for what is no file.
     """
     open_text = gzip.open if path.suffix == ".gz" else open
-    with open_text(check_is_file(path), "rt", encoding="utf-8") as file:
+    with open_text(check_is_file(path), "rt", encoding="utf-8-sig") as file:
         return file.read()
 
 
@@ -168,7 +195,9 @@ def _folder_rows(folder: Path) -> Iterable[dict]:
     datasets.disable_progress_bars()
     if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
         saved = datasets.load_from_disk(str(folder))
-        return _training(saved) if isinstance(saved, datasets.DatasetDict) else saved
+        split = _training(saved) if isinstance(saved, datasets.DatasetDict) else saved
+        tables = split.with_format("arrow").iter(1000)
+        return itertools.chain.from_iterable(map(_table_rows, tables))
     # The names of the files tell which belong to which split.
     patterns = {"all": ["**"]} | datasets.data_files.get_data_patterns(str(folder))
     extensions = [".parquet", ".csv", ".json", ".jsonl"]
@@ -185,7 +214,7 @@ def _folder_rows(folder: Path) -> Iterable[dict]:
     return itertools.chain.from_iterable(tables)
 
 
-def _training(splits: dict[str, Iterable]) -> Iterable:
+def _training(splits: dict[str, Split]) -> Split:
     """The split "train".
 
     Raises ValueError if there is none.

@@ -148,3 +148,5 @@ class Grading:
     """Time limit per response in seconds; default: 5 (math), 10 (code)."""
     sandbox: Sandbox = "auto"
     """Sandbox for generated programs; auto: the strongest that works here."""
+    reward: OptionalText = None
+    """Your own reward, FILE.py:FUNCTION or MODULE:FUNCTION; benchmarks keep their graders."""

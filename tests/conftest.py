@@ -69,27 +69,20 @@ def no_curve():
         yield
 
 
-@pytest.fixture
-def unequal(monkeypatch):
-    """Advantages differ, whatever a model that knows nothing says."""
-    advantages = "credit.batch.group_advantages"
-    monkeypatch.setattr(advantages, lambda rewards, size: torch.linspace(-1, 1, len(rewards)))
-
-
 @pytest.fixture(scope="session")
 def qwen_folder(tmp_path_factory):
     """The Hugging Face folder of a model with the layout of a Qwen2.5 chat model.
 
     It has a byte-level tokenizer, a template and two stop ids.
     """
-    from made import SMALL, saved, turns_tokenizer
+    from builders.small_models import SMALL, save_model, turns_tokenizer
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     folder = tmp_path_factory.mktemp("models") / "tiny-qwen"
     tokenizer = turns_tokenizer()
     torch.manual_seed(3)
     ids = dict(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0)
-    saved(
+    save_model(
         folder,
         Qwen2ForCausalLM(Qwen2Config(**SMALL, **ids, max_position_embeddings=512)),
         tokenizer,
@@ -110,14 +103,14 @@ def taught(tmp_path_factory):
 
 def teach(folder: Path) -> str:
     """Saves a model that solves one-line problems three times in ten, and so gets gradients."""
-    from made import saved
+    from builders.small_models import save_model
 
     from tasks import toy
 
     torch.set_num_threads(1)
     model = toy.make_model(1, seed=0)
     toy.warm_up(model, 1, set(), steps=100, seed=0)
-    return saved(folder, model)
+    return save_model(folder, model)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from made import ALONE, DIAGNOSE, configured
+from builders.commands import DIAGNOSE_FLAGS
+from builders.runs import ALONE, config_from
 
 from credit.settings import Credit
 from harness.prepare import load_parts
@@ -25,7 +26,8 @@ def planted(groups: int, continuations: int) -> tuple[list[dict], float]:
     The advantages are estimated by binomial draws.
     """
     rng = np.random.default_rng(1)
-    lines, truth = [], []
+    lines = []
+    truth = []
     for _ in range(10 * groups):
         chances = rng.uniform(0.1, 0.9, 2)
         scores = rng.random((2, continuations)) < chances[:, None]  # (2, K)
@@ -95,7 +97,7 @@ def test_rows_of_changed_flags_are_measured_on_the_same_samples(taught):
 
     `mean1` scales credit within a group, and no flag of the run's does.
     """
-    config = configured([*DIAGNOSE.split(), "--model", taught, "--negative-scale", "0.5"])
+    config = config_from([*DIAGNOSE_FLAGS.split(), "--model", taught, "--negative-scale", "0.5"])
     parts = load_parts(config, ALONE)
     problems = parts.task.heldout[:2]
     rows = {"shear": Credit("shear"), "shear mean1": Credit("shear", rescale="mean1")}

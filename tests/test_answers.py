@@ -4,7 +4,7 @@ Others only look like the same answer.
 """
 
 import pytest
-from made import cases
+from builders.case_files import cases
 
 from grading.answers import compare
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from made import run_well
+from builders.commands import run_well
 
 from credit.settings import Shear
 from studies import bench

@@ -15,8 +15,11 @@ import huggingface_hub
 import pandas as pd
 import pytest
 import torch
+from builders.case_files import cases, text_of
+from builders.commands import MakesAFolder
+from builders.runs import ALONE
+from builders.stand_ins import hear_no_other_ranks, replace_sampler
 from datasets import Dataset, config
-from made import ALONE, Hostile, cases, text_of
 
 from grpo import Rollouts
 from harness import evaluation, paper_tables, tables
@@ -55,7 +58,8 @@ def stand_in(monkeypatch):
         calls = []
 
         def rollout(model, tokenizer, prompts, group_size, *, max_tokens, temperature, **_):
-            texts, cut = [], []
+            texts = []
+            cut = []
             for prompt in prompts:
                 text = next(text for key, text in answers.items() if key in prompt)
                 texts += [text] * group_size
@@ -65,7 +69,7 @@ def stand_in(monkeypatch):
             calls.append(dict(prompts=prompts, asked=(max_tokens, temperature), draw=draw))
             return Rollouts(ids, ids > 0, ids, ids > 0, torch.tensor(cut), texts)
 
-        monkeypatch.setattr(evaluation, "fast_rollout", rollout)
+        replace_sampler(monkeypatch, rollout)
         return calls
 
     return put
@@ -105,7 +109,8 @@ def math_set(count: int) -> Loaded:
 
 def rows_of(seed: int = 0, **scores: list) -> list[dict]:
     """Rows of each problem with these scores."""
-    reasons, rows = {1: "correct", 0: "wrong", None: "infra_error"}, []
+    reasons = {1: "correct", 0: "wrong", None: "infra_error"}
+    rows = []
     for name, values in scores.items():
         rows += [dict(problem=name, score=s, reason=reasons[s], seed=seed) for s in values]
     return rows
@@ -124,7 +129,8 @@ def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
     } == near(mean=0.5, error=0.5 / math.sqrt(3), problems=3, samples=12, right=6)
     passes = [found[f"pass@{k}"] for k in (1, 2, 4, 5)]
     assert passes == pytest.approx([0.5, (1 + (1 - 1 / 6) + 0) / 3, 2 / 3, math.nan], nan_ok=True)
-    right, samples = pd.Series([1, 2, 0, 3]), pd.Series([4, 5, 5, 5])
+    right = pd.Series([1, 2, 0, 3])
+    samples = pd.Series([4, 5, 5, 5])
     assert list(pass_at_k(right, samples, 3)) == pytest.approx([0.75, 0.9, 0, 1])
 
 
@@ -148,7 +154,8 @@ def test_seeds_and_models_are_compared():
     found = summarise(rows_of(0, a=[1], b=[0]) + rows_of(7, a=[1], b=[1]))
     assert found["seeds"] == {"0": 0.5, "7": 1.0} and found["seed_mean"] == 0.75
     assert found["seed_std"] == pytest.approx(math.sqrt(0.125))
-    before, after = rows_of(a=[0], b=[1], c=[0], d=[1]), rows_of(a=[1], b=[1], c=[1], d=[None])
+    before = rows_of(a=[0], b=[1], c=[0], d=[1])
+    after = rows_of(a=[1], b=[1], c=[1], d=[None])
     assert evaluation.paired_difference(before, after) == near(mean=2 / 3, error=1 / 3, problems=3)
 
 
@@ -157,7 +164,8 @@ def test_the_papers_numbers_average_to_what_it_prints():
 
     All 126 numbers were compared with its text.
     """
-    wrong, counted = [], 0
+    wrong = []
+    counted = 0
     for backbone, methods in paper_tables.PAPER.items():
         for (method, printed), (suite, names) in product(methods.items(), SUITES.items()):
             if suite in printed:
@@ -171,8 +179,31 @@ def test_the_papers_numbers_average_to_what_it_prints():
     digest = hashlib.sha256(json.dumps(paper_tables.PAPER).encode()).hexdigest()
     assert digest.startswith("1ad2e0252d33")
     assert tables.suite_of([*SUITES["math"], "math", "x"]) == ""
-    assert paper_tables.backbone_of("Qwen/Qwen2.5-14B") == "Qwen2.5-14B-Base"
-    assert paper_tables.backbone_of("Qwen/Qwen2.5-7B") is None
+
+
+@pytest.mark.parametrize(
+    "name, backbone",
+    [
+        ("Qwen/Qwen2.5-14B", "Qwen2.5-14B-Base"),
+        ("models/qwen2.5-14b-base/", "Qwen2.5-14B-Base"),
+        ("Qwen/Qwen2.5-Math-7B", "Qwen2.5-Math-7B"),
+        ("Qwen/Qwen2.5-Coder-7B", "Qwen2.5-Coder-7B"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "Llama3.1-8B-Instruct"),
+        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama3.1-8B-Instruct"),
+        ("Qwen/Qwen2.5-7B", None),
+        ("Qwen/Qwen2.5-14B-Instruct", None),
+        ("Qwen/Qwen2.5-14B-Instruct-1M", None),
+        ("Qwen/Qwen2.5-Math-7B-Instruct", None),
+        ("Qwen/Qwen2.5-Coder-7B-Instruct", None),
+        ("Qwen/Qwen2.5-Math-PRM-7B", None),
+        ("deepseek-ai/DeepSeek-R1-Distill-Qwen2.5-Math-7B", None),
+        ("Qwen2.5-Math-7B/mine", None),
+        ("meta-llama/Llama-3.1-8B", None),
+    ],
+)
+def test_the_paper_s_numbers_stand_beside_its_own_models_alone(name, backbone):
+    """A model that was trained further is another model, whatever its name begins with."""
+    assert paper_tables.backbone_of(name) == backbone
 
 
 def test_several_benchmarks_end_in_their_average_beside_the_paper_s():
@@ -181,10 +212,8 @@ def test_several_benchmarks_end_in_their_average_beside_the_paper_s():
     The paper's average of a whole suite is the one that it prints. A gain of more than 1.96
     standard errors is marked.
     """
-    usual, models = (
-        summarise(rows_of(a=[1], b=[0]), passes=(1,)) | {"error": 0.01},
-        {"a": {}, "b": {}},
-    )
+    usual = summarise(rows_of(a=[1], b=[0]), passes=(1,)) | {"error": 0.01}
+    models = {"a": {}, "b": {}}
     for place, name in enumerate(SUITES["math"], 1):
         models["a"][name] = usual | {"mean": place / 10}
         models["b"][name] = usual | {"mean": place / 10 + 0.1}
@@ -252,16 +281,20 @@ def test_bad_rows_are_one_sentence(load):
             load(case["set"], [case["row"]])
 
 
-def test_names_and_suites_are_loaded_once_and_others_refused(monkeypatch):
-    """Sets come in the order asked for; a refusal lists the names that exist."""
+def test_names_and_suites_are_loaded_once_and_others_refused(tmp_path):
+    """Sets come in the order asked for, from their files; a refusal lists the names that exist."""
 
     def load_all(names, *data):
         return benchmarks.load_sets(names, data, make_embedded=lambda: "embedded")
 
-    monkeypatch.setattr(benchmarks, "load_benchmark", lambda name, files, flag: (name, *files))
-    expected = [(name,) for name in SUITES["math"]]
-    expected[SUITES["math"].index("amc23")] += ("FILE",)
-    assert load_all(["MATH", "aime24"], "amc23=FILE") == expected
+    data = []
+    for name in SUITES["math"]:
+        path = tmp_path / f"{name}.jsonl"
+        write_rows(path, [PUBLISHED[name]["row"]])
+        data.append(f"{name}={path}")
+    loaded = load_all(["MATH", "aime24"], *data)
+    assert [each.benchmark.name for each in loaded] == list(SUITES["math"])
+    assert [each.source for each in loaded] == [line.partition("=")[2] for line in data]
     assert load_all(["embedded"]) == ["embedded"]
     message = "--bench gsm8k: no such benchmark; give math, code, embedded, aime24"
     with pytest.raises(BadInput, match=message):
@@ -298,7 +331,7 @@ def test_a_payload_that_does_not_decode_has_no_tests(tmp_path, stand_in, load, a
     text = LCB["private_test_cases"]
     packed = livecodebench_row(LCB | {"private_test_cases": pack(text)})
     assert packed == livecodebench_row(LCB) and "fault" not in packed
-    hostile = pack(Hostile(tmp_path / "ran"))
+    hostile = pack(MakesAFolder(tmp_path / "ran"))
     for payload in (hostile, pack(7), "!!!", pack(text)[:-9], pack("[]"), '"text"'):
         row = livecodebench_row(LCB | {"private_test_cases": payload})
         assert row["tests"] is None and "cannot be read" in row["fault"]
@@ -342,7 +375,8 @@ def test_what_is_done_is_not_done_again_and_order_does_not_matter(stand_in, tmp_
     They depend on the block alone. Blocks that are not whole, or twice in the file, are removed,
     those of other sets are kept.
     """
-    loaded, path = math_set(6), tmp_path / "generations.jsonl"
+    loaded = math_set(6)
+    path = tmp_path / "generations.jsonl"
     calls = stand_in({"": r"\boxed{1}"})
     whole = ask(loaded, TWO, seeds=[0, 5])
     assert read_lines(path) == whole and len(whole) == 24
@@ -370,7 +404,7 @@ def test_ranks_make_together_what_one_makes(stand_in, monkeypatch, ask):
     alone = ask(loaded, TWO)
     draws = [call["draw"] for call in calls]
     calls.clear()
-    monkeypatch.setattr(evaluation.parallel, "gather", lambda value, ranks: [value])
+    hear_no_other_ranks(monkeypatch)
     parts = []
     for rank in (0, 1):
         parts += ask(loaded, TWO, Ranks(rank, 2, ALONE.device))

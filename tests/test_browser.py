@@ -11,7 +11,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from made import GOOD, HOSTILE, Numbers, cases, long_group, made_batch, page_row, without_text
+from builders.case_files import cases
+from builders.pages import GOOD_ROW, HOSTILE, long_group, page_row
+from builders.rollouts import batch_of, rollouts_like
+from builders.small_models import NumberTokenizer
 
 from credit.batch import effective_weights
 from credit.methods import oracle
@@ -48,7 +51,8 @@ def look(chromium, tmp_path):
 
     `change` alters the page's text first. No request may leave the page, and no error may come.
     """
-    asked, said = set(), []
+    asked = set()
+    said = []
     path = tmp_path / "page.html"
 
     def forget(request):
@@ -114,7 +118,8 @@ def marked(shown, name):
 def states_group():
     """Rows of 4 rollouts of 24 tokens, with the spans that training finds closest."""
     states = torch.randn(4, 24, 5, generator=torch.Generator().manual_seed(3))
-    mask, correct = torch.ones(4, 24, dtype=torch.bool), torch.tensor([True, False, True, False])
+    mask = torch.ones(4, 24, dtype=torch.bool)
+    correct = torch.tensor([True, False, True, False])
     settings = Shear(window=8, stride=4, eps=0.3)
     weighed = shear_weights(states, mask, correct, **shear_options(settings))
     spans = closest_by_rollout(weighed, mask, correct, settings)
@@ -226,7 +231,8 @@ def test_the_foot_has_a_place_of_its_own(look):
         span = [70, 80, 0.5, 1 - number, 70, 80]
         rows.append(page_row(["line\n"] * 80, [0.5] * 80, spans=[span], score=number))
     shown = look([rows])
-    view, foot = shown.locator("#view").bounding_box(), shown.locator("footer").bounding_box()
+    view = shown.locator("#view").bounding_box()
+    foot = shown.locator("footer").bounding_box()
     assert view["y"] + view["height"] <= foot["y"] and foot["y"] + foot["height"] <= 800
     shown.locator(".text").first.focus()
     shown.keyboard.press("End")
@@ -235,18 +241,15 @@ def test_the_foot_has_a_place_of_its_own(look):
     assert view["y"] <= box["y"] and box["y"] + box["height"] <= foot["y"]
 
 
-def test_shades_can_begin_at_the_floor(look):
-    """The smallest weight of the group is then not shaded, the largest as before.
-
-    GRPO has no floor.
-    """
+def test_shades_can_begin_at_the_smallest_weight(look):
+    """It is then not shaded; the largest is shaded as before."""
     shown = look("floor")
-    plain, above = ["0.200", "0.600", "1.000"], ["0.000", "0.500", "1.000"]
+    plain = ["0.200", "0.600", "1.000"]
+    above = ["0.000", "0.500", "1.000"]
     assert shades(shown, 1, 0, 1, 2) == plain
     for expected in (above, plain):
-        press(shown, "shade above the floor")
+        press(shown, "shade above the smallest weight")
         assert shades(shown, 1, 0, 1, 2) == expected
-    assert "floor (0.1:" in shown.locator("#steps").text_content()
 
 
 def test_equal_verdicts_give_no_credit_and_before_stands_beside_after(look):
@@ -278,15 +281,15 @@ def test_controls_are_those_of_training(look):
     task = SimpleNamespace(first_error=lambda problem, tokens: found[int(tokens[0])])
     mask = torch.ones(4, 4, dtype=torch.bool)
     scores = [math.nan if row["score"] is None else row["score"] for row in rows]
-    batch = made_batch(torch.tensor(scores), without_text(mask), 4)
+    batch = batch_of(torch.tensor(scores), rollouts_like(mask), 4)
     for row, advantage in zip(rows, batch.advantages.tolist(), strict=True):
         row["advantage"] = advantage
-    context = SimpleNamespace(task=task, tokenizer=Numbers())
+    context = SimpleNamespace(task=task, tokenizer=NumberTokenizer())
     expected = effective_weights(oracle(batch, context), batch.advantages, mask)
     weights = look([rows]).evaluate("groups[0].map(row => row.weights)")
     assert [each["oracle"] for each in weights] == expected.tolist()
     assert all(each["grpo"] == [1] * 4 for each in weights)
-    scaled = GOOD | {"weights": {"grpo": [0.5, 0.5]}}  # by --negative-scale
+    scaled = GOOD_ROW | {"weights": {"grpo": [0.5, 0.5]}}  # by --negative-scale
     assert look([[scaled]]).evaluate("groups[0][0].weights") == scaled["weights"]
 
 
@@ -309,7 +312,8 @@ def test_signs_and_unknown_weights_are_seen_without_colour(look):
 
 def test_hostile_text_is_shown_as_text(look):
     """Hostile text makes no element, script or request anywhere, even without the policy."""
-    everything, flat = "".join(HOSTILE), [0.5] * len(HOSTILE)
+    everything = "".join(HOSTILE)
+    flat = [0.5] * len(HOSTILE)
     rows = []
     for number, error in enumerate(([1, HOSTILE[2], 3], [0, "__proto__", 1])):
         about = dict.fromkeys(("problem", "reason", "answer"), everything)
@@ -339,7 +343,7 @@ def test_a_script_that_came_into_the_page_is_stopped(look):
     """The policy stops the script and its requests."""
     foreign = "<script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">"
     foreign += "<link rel=stylesheet href=x.css><iframe src=y.html></iframe>"
-    shown = look([[GOOD]], lambda text: text.replace("<header>", f"{foreign}<header>", 1))
+    shown = look([[GOOD_ROW]], lambda text: text.replace("<header>", f"{foreign}<header>", 1))
     assert shown.title() == "title" and shown.locator("section").count() == 1
 
 

@@ -6,21 +6,21 @@ Nothing half-written is ever chosen.
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from made import RUN, assert_same_run, interrupt, run_well, words_of
+from builders.commands import RUN_FLAGS, interrupt, run_well, words_of
+from builders.processes import in_another_process
+from builders.runs import assert_same_run
 from safetensors.torch import load_file
 
 import train
 from harness import checkpoint, files
 
-SIZES = f"{' '.join(RUN)} --seed 1 --save-every 1 --keep 9 --name run"
+SIZES = f"{' '.join(RUN_FLAGS)} --seed 1 --save-every 1 --keep 9 --name run"
 # Some of the flags that a resumed run cannot change.
 KEPT = "--negative-scale .5,--window 3,--eps .1,--max-tokens 9,--temperature .5,--clip-high .5"
 pytestmark = pytest.mark.usefixtures("no_curve")
@@ -42,24 +42,23 @@ def whole(tmp_path_factory, taught):
 def cut(tmp_path_factory, taught):
     """The same run in a process of its own, killed at a random moment after its first checkpoint.
 
-    It runs while other tests go on.
+    It runs while other tests go on; the fixture is the process, which has a `folder`.
     """
     out = tmp_path_factory.mktemp("cut")
-    command = words_of(sys.executable, train.__file__, SIZES)
-    command += words_of("--model", taught, "--steps 4 --out", out)
+    argv = words_of(SIZES, "--model", taught, "--steps 4 --out", out)
+    process = in_another_process(train.main, argv)
+    process.folder = out / "run"
 
     def watch():
-        while process.poll() is None and not files.checkpoints_of(out / "run"):
+        while process.is_alive() and not files.checkpoints_of(process.folder):
             time.sleep(0.01)
         time.sleep(random.SystemRandom().uniform(0, 0.6))
         process.kill()
 
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        process.folder = out / "run"
-        watcher = threading.Thread(target=watch)
-        watcher.start()
-        yield process
-        watcher.join()
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    yield process
+    watcher.join()
 
 
 @pytest.fixture
@@ -151,7 +150,8 @@ def test_a_resumed_run_is_the_same_run(flags, words, whole, assert_refused):
 
 def test_an_unfinished_checkpoint_is_never_chosen(whole, copied, monkeypatch):
     """A process that dies while it writes leaves a draft, which is ignored and later removed."""
-    folder, steps = copied / "checkpoints", ["--resume", str(copied), "--steps", "6"]
+    folder = copied / "checkpoints"
+    steps = ["--resume", str(copied), "--steps", "6"]
     with monkeypatch.context() as patch:
         patch.setattr(files, "write_whole", interrupt)
         assert train.main(steps) == 130  # dies at the end of writing step 5
@@ -164,6 +164,7 @@ def test_an_unfinished_checkpoint_is_never_chosen(whole, copied, monkeypatch):
 
 def test_a_run_killed_at_a_random_moment_goes_on_exactly(whole, cut):
     """A run that kill -9 ended after its first checkpoint resumes to the uninterrupted one."""
-    assert cut.wait() in (-signal.SIGKILL, 0)  # a fast machine may have ended it first
+    cut.join()
+    assert cut.exitcode in (-signal.SIGKILL, 0)  # a fast machine may have ended it first
     resume(cut.folder)
     assert_same_run(whole, cut.folder)

@@ -13,7 +13,10 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from made import DOCS, cases, configured, run_well, saved, words_of
+from builders.case_files import DOCS, cases
+from builders.commands import run_well, words_of
+from builders.runs import config_from
+from builders.small_models import save_model
 from scipy import stats
 
 import train
@@ -92,7 +95,7 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed(tmp_path
 def test_names_of_rows_are_methods_with_changes():
     """Any method, any factor, in any order."""
     for case in cases("arms.csv"):
-        expected = replace(configured(case["flags"].split()), given=())
+        expected = replace(config_from(case["flags"].split()), given=())
         assert compare.settings_of_trial(case["arm"], []) == expected
 
 
@@ -110,8 +113,11 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     Evaluations have one noise and their step; the first step of each run is slow, and so are an
     adapter's and those of dynamic sampling.
     """
-    noise, steps = [], []
-    step, sampled, evaluate = train.train_step, compare.sample_and_grade, train.evaluate
+    noise = []
+    steps = []
+    step = train.train_step
+    sampled = compare.sample_and_grade
+    evaluate = train.evaluate
 
     def train_step(run, number):
         metrics, samples = step(run, number)
@@ -131,7 +137,8 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
         SMALL, "--methods arca-lora-dynamic --seeds 1 2 --tuning-seeds 7 --rows", path
     )
     run_well(compare, *command)
-    printed, rows = capsys.readouterr().out, files.read_lines(path)
+    printed = capsys.readouterr().out
+    rows = files.read_lines(path)
     assert Counter(row["stage"] for row in rows) == dict(tune=2, confirm=4, cost=2, advantages=1)
     assert {row["code"] for row in rows} == {compare.code_of_training()}
     numbers = set()
@@ -153,7 +160,8 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
 
 def test_trials_of_other_code_are_not_added_to(tmp_path, assert_refused):
     """Of this task; the file stays as it was. Rows without a digest are not told apart."""
-    path, trial = tmp_path / "rows.jsonl", Trial("tune", "--steps 2", 100, "grpo", 1e-4)
+    path = tmp_path / "rows.jsonl"
+    trial = Trial("tune", "--steps 2", 100, "grpo", 1e-4)
     row = {"rewards": [0.5], "code": "0123"} | trial._asdict()
     files.append_rows(path, [row])
     before = path.read_bytes()
@@ -168,7 +176,8 @@ def test_trials_of_other_code_are_not_added_to(tmp_path, assert_refused):
 
 def test_a_start_of_another_task_is_refused(tmp_path, in_this_process, assert_refused, tiny):
     """No trial of it is added."""
-    path, start = tmp_path / "new" / "rows.jsonl", saved(tmp_path / "start", tiny[0])
+    path = tmp_path / "new" / "rows.jsonl"
+    start = save_model(tmp_path / "start", tiny[0])
     flags = words_of("--task words --methods grpo --heldout 64 --model", start, "--rows", path)
     message = "--model: the model's tokenizer loses"
     assert_refused(compare.main, flags, message)
@@ -244,7 +253,8 @@ def test_the_page_has_what_the_rows_say():
     left_out = ["lr", "held out", "extra cost", "weight", "share"]
     for name, rules in tables_of.items():
         file = f"{name}.jsonl"
-        rows, cell = compare.trials_in(RECORDS / file), Cell("--steps 20", 1e-4, rules)
+        rows = compare.trials_in(RECORDS / file)
+        cell = Cell("--steps 20", 1e-4, rules)
         assert set(rows["rule"][rows["stage"] == "confirm"]) == set(rules)
         table = pd.DataFrame(compare.table_of(rows, cell)).drop(columns=left_out)
         assert "\n".join(tables.markdown(table.to_dict("records"))) in page

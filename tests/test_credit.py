@@ -8,15 +8,18 @@ import math
 import re
 import statistics
 from dataclasses import dataclass, replace
+from unittest.mock import Mock
 
-import made
 import numpy as np
 import pytest
 import torch
-from made import Numbers, adapted, assert_near, drawn_batch, made_batch, widened, with_a_stop
+from builders.near import assert_near
+from builders.rollouts import batch_of, pad_more, random_batch, rollouts_like, rollouts_of
+from builders.runs import config_from, recipe_with
+from builders.small_models import NumberTokenizer, add_adapter
 from torch.testing import assert_close
 
-from credit import hindsight, methods, salience
+from credit import hindsight, lora, methods, salience
 from credit.batch import Batch, Context, effective_weights
 from credit.methods import assign_credit
 from credit.salience import Answer, outcome_weights
@@ -49,7 +52,7 @@ def context_of(batch: Batch, config: TrainConfig, step: int = 3) -> Context:
 def assign(method: str, batch: Batch, *options: str, step: int = 3, **changes) -> torch.Tensor:
     """Token advantages by a method with these options, and other settings but the recipe's."""
     changes = dict(window=6, stride=3, method=method, method_option=options) | changes
-    config = made.flags(**changes)
+    config = recipe_with(**changes)
     return assign_credit(batch, context_of(batch, config, step), config.credit)
 
 
@@ -61,8 +64,8 @@ def weights_of(method: str, batch: Batch, **changes) -> torch.Tensor:
 def pair(entropies: list[float], log_probs: list[float] | None = None) -> Batch:
     """A right and a wrong rollout of equal tokens."""
     values = torch.tensor([entropies, log_probs or entropies])[:, None].expand(-1, 2, -1)
-    rollouts = made.without_text(torch.ones(values.shape[1:]).bool())
-    return made_batch(torch.tensor([1.0, 0]), rollouts, 2, entropies=values[0], log_probs=values[1])
+    rollouts = rollouts_like(torch.ones(values.shape[1:]).bool())
+    return batch_of(torch.tensor([1.0, 0]), rollouts, 2, entropies=values[0], log_probs=values[1])
 
 
 def with_rewards(batch: Batch, rewards: list[float]) -> Batch:
@@ -93,21 +96,22 @@ def worked_responses(lines: int) -> Told:
 
     All responses of the second group are wrong.
     """
-    model, tokenizer = toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
+    model = toy.make_model(2, seed=1).eval()
+    tokenizer = toy.make_tokenizer()
     torch.manual_seed(0)
-    adapted(model, std=0.1)
+    add_adapter(model, std=0.1)
     words = ["--toy-lines", str(lines), "--heldout", "8", "--eval-groups", "8"]
-    _, task, _ = make_task(made.configured(words), tokenizer, 512)
+    _, task, _ = make_task(config_from(words), tokenizer, 512)
     problems = task.train[:2]
     asked = [problem for problem in problems for _ in range(4)]
     rng = toy.random.Random(1)
     texts = [toy.demonstrate(problem, rng) for problem in asked]
     texts[6] = texts[6][:9]  # without a box
-    rollouts = with_a_stop(tokenizer, [problem["problem"] for problem in asked], texts)
+    rollouts = rollouts_of(tokenizer, [problem["problem"] for problem in asked], texts)
     policy = Policy(model)
     scored = score(policy, rollouts, temperature=1.0, micro_tokens=300)._asdict()
     rewards = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0])
-    batch = made_batch(rewards, rollouts, 4, problems=problems, **scored)
+    batch = batch_of(rewards, rollouts, 4, problems=problems, **scored)
     return Told(**vars(batch), policy=policy, tokenizer=tokenizer, task=task)
 
 
@@ -126,7 +130,7 @@ def wider(batch: Batch, by: int) -> Batch:
     """The same batch with more padding on both sides, which holds garbage."""
     values = torch.stack([batch.log_probs, batch.entropies])
     log_probs, entropies = torch.nn.functional.pad(values, (0, by), value=3)
-    rollouts = widened(batch.rollouts, by, by)
+    rollouts = pad_more(batch.rollouts, by, by)
     return replace(batch, rollouts=rollouts, log_probs=log_probs, entropies=entropies)
 
 
@@ -229,12 +233,11 @@ def test_a_method_pays_for_its_own_passes_and_leaves_gradients_alone(method, tol
 
 
 @pytest.mark.parametrize("method", ["shear", "hapo", "prm", "rlsd", "oracle"])
-def test_credit_of_blocks_is_credit_of_the_batch(method, told, monkeypatch):
+def test_credit_of_blocks_is_credit_of_the_batch(method, told):
     """Whole groups with their own problems, verdicts and text need nothing of other groups."""
-    monkeypatch.setattr("credit.batch.BLOCK_TOKENS", 1)
     whole = assign(method, told)
     blocks = []
-    for number, block in enumerate(told.blocks()):
+    for number, block in enumerate(told.blocks(most=1)):
         block = replace(told, **vars(block))
         scored = score(told.policy, block.rollouts, temperature=1.0, micro_tokens=300)
         block.log_probs, block.entropies, block.hidden = scored
@@ -257,7 +260,8 @@ def test_a_metric_is_the_mean_over_all_that_it_is_of(told):
     Spans are those of the first group, which is shown.
     """
     told.token_advantages = told.log_probs
-    one, other = replace(told, stats={}), replace(told, stats={})
+    one = replace(told, stats={})
+    other = replace(told, stats={})
     one.log("iterations", torch.tensor([1.0, 2.0]))
     other.log("iterations", torch.tensor([6.0]))
     one.closest = "of the first block"
@@ -271,7 +275,7 @@ def test_a_metric_is_the_mean_over_all_that_it_is_of(told):
 
 def test_rescaling_makes_the_mean_weight_of_each_group_one():
     """The mean is over the tokens of the group, and the weights' proportions stay."""
-    batch = drawn_batch([[1, 0, 0, 1], [0, 0.5, 0.5, 1], [1, 1, 1, 1]])
+    batch = random_batch([[1, 0, 0, 1], [0, 0.5, 0.5, 1], [1, 1, 1, 1]])
     plain = assign("shear", batch, negative_scale=0.3)
     ours = assign("shear", batch, negative_scale=0.3, rescale="mean1")
     weights = effective_weights(plain, batch.advantages, batch.mask)
@@ -329,7 +333,7 @@ def test_signbalance_is_one_and_what_balances_it():
     Wrong ones have -3 / 2 if three of five are right, and -1 / 3 if one of four is, besides one
     without a verdict. Equal verdicts give 0.
     """
-    batch = drawn_batch([[1, 0, 1, 0, 1], [0, 0, 1, math.nan, 0], [1] * 5])
+    batch = random_batch([[1, 0, 1, 0, 1], [0, 0, 1, math.nan, 0], [1] * 5])
     balance = [[1, -3 / 2, 1, -3 / 2, 1], [-1 / 3, -1 / 3, 1, 0, -1 / 3], [0] * 5]
     expected = torch.tensor(balance).view(-1, 1) * batch.mask
     assert_near(assign("signbalance", batch), expected, 1e-5)
@@ -338,7 +342,7 @@ def test_signbalance_is_one_and_what_balances_it():
 @pytest.mark.parametrize("kept", [0.2, 0.5])
 def test_gmts_keeps_the_tokens_of_large_advantage_and_entropy(kept):
     """Those of each group that lie at or above the quantile of H |A|."""
-    batch = drawn_batch([[1.0, 0, 0], [1, 1, 0]])
+    batch = random_batch([[1.0, 0, 0], [1, 1, 0]])
     ours = assign("gmts", batch, f"kept={kept}")
     sizes = batch.A.abs() * batch.entropies
     for group in (slice(0, 3), slice(3, 6)):
@@ -356,13 +360,16 @@ def test_bipace_against_written_out_numbers():
     """
     rewards = torch.tensor([1, 0, 1, math.nan, 0, 1, 0, 0])
     mask = torch.arange(3) < torch.tensor([3, 3, 3, 0, 3, 3, 3, 2])[:, None]
-    one, between, other, alone = [1.0, 0, 0], [0.9, 0.5, 0], [0.5, 1, 0], [0, 0, 2.0]
+    one = [1.0, 0, 0]
+    between = [0.9, 0.5, 0]
+    other = [0.5, 1, 0]
+    alone = [0, 0, 2.0]
     # after the first token, the second and the third
     rows = [[one, other, one], [between, other, one], [one, alone, one], [one, alone, one]]
     hidden = torch.tensor(rows * 2)[mask]
     ids = torch.tensor([[0, 0, 0], [0, 1, 1], [1, 1, 0], [1, 1, 0]] * 2)
-    rollouts = replace(made.without_text(mask), ids=ids)
-    batch = made_batch(rewards, rollouts, 4, hidden=hidden, log_probs=0.0 * mask)
+    rollouts = replace(rollouts_like(mask), ids=ids)
+    batch = batch_of(rewards, rollouts, 4, hidden=hidden, log_probs=0.0 * mask)
     expected = [
         [1 / 2 - 2 / 3, 1 - 1 / 2, 1 - 0],
         [1 / 2 - 2 / 3, 1 / 2 - 2 / 3, 0 - 1],
@@ -420,7 +427,7 @@ def test_delta_against_float64():
 
     The mean weight is 1.
     """
-    batch = drawn_batch([[1, 1, 0], [0, 1, 0]])
+    batch = random_batch([[1, 1, 0], [0, 1, 0]])
     mask = batch.mask[3:]
     later = mask[:, 1:]  # n tokens
     before = to_padded(batch.hidden, batch.mask)[3:, :-1].double()
@@ -457,7 +464,8 @@ def slow_kgae(
         base = statistics.mean(rewards[j] for j in others)
         values = [base]
         for t in range(1, len(states[i])):
-            above, below = base, 1.0
+            above = base
+            below = 1.0
             for j in others:
                 distances = []
                 for u in range(1, len(states[j]) + 1):
@@ -481,7 +489,7 @@ def test_kgae_against_a_loop_by_its_formula(window, decay):
 
     The longest window exceeds all lengths.
     """
-    batch = drawn_batch([[1, 0, math.nan, 0, 1], [0, 1, 0, 0, 0]], shared=3)
+    batch = random_batch([[1, 0, math.nan, 0, 1], [0, 1, 0, 0, 0]], shared=3)
     ours = assign("kgae", batch, "width=.3", f"decay={decay}", window=window)
     states = batch.hidden.double().split(batch.lengths.flatten().tolist())
     expected = []
@@ -510,7 +518,7 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
     Weight 1 is kept by the only right rollout of the second group. A third group without an
     opposing side, and a fourth, whose others have no verdict, get nothing.
     """
-    batch = drawn_batch([[1.0, 0, 0, 1], [0, 0, 1, 0], [1] * 4, [1, 1, math.nan, math.nan]])
+    batch = random_batch([[1.0, 0, 0, 1], [0, 0, 1, 0], [1] * 4, [1, 1, math.nan, math.nan]])
     limits = dict(max_iters=2000, tol=1e-5)
     ours = assign("own-side", batch, window=4, stride=2, **limits)
     closest = functools.partial(closest_spans, **limits)
@@ -540,14 +548,14 @@ def test_cliff(prefix):
     """
     errors = {"right": 99, "a": 3, "b": 0, "?": None}
     texts = ["right", "a", "?", "b", "right", "b", "b", *["right"] * 4, *["a"] * 7]
-    batch = drawn_batch([[1, 0, 0, 0, 1, math.nan], [0, 1, 1, 1, 1, 0], [0] * 6])
+    batch = random_batch([[1, 0, 0, 0, 1, math.nan], [0, 1, 1, 1, 1, 0], [0] * 6])
 
     def first_error(problem, tokens):
         place = errors[texts[int(tokens[0])]]
         return None if place is None else toy.FirstError(place, "copy", place + 1)
 
     task = Task("embedded", [], [], None, None, first_error=first_error)
-    batch = Told(**vars(batch), tokenizer=Numbers(), task=task)
+    batch = Told(**vars(batch), tokenizer=NumberTokenizer(), task=task)
     ours = assign("cliff", batch, f"prefix={prefix}")
     expected = batch.A * batch.mask
     for group, mu in ((range(6), 2 / 5), (range(6, 12), 4 / 6)):
@@ -582,12 +590,14 @@ def test_scapo():
         return [(row - values.mean()) / values.std(correction=0) for row in rows]
 
     for group, problem in enumerate(told.problems):
-        answers, scores = told.rollouts.texts[4 * group : 4 * group + 4], [0] * 4
+        answers = told.rollouts.texts[4 * group : 4 * group + 4]
+        scores = [0] * 4
         for k in range(3):
             other, names = toy.rephrase(problem, k)
             rows = []
             for text in answers:
-                p, p_k = chances(problem, text), chances(other, renamed(text, names))
+                p = chances(problem, text)
+                p_k = chances(other, renamed(text, names))
                 rows.append(-2 * (p - p_k).abs() / (p + p_k))
             scores = [score + row for score, row in zip(scores, zscore(rows), strict=True)]
         for row, u in enumerate(zscore(scores), 4 * group):
@@ -632,7 +642,7 @@ def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
         hidden[row, departure:, :2] = torch.tensor([0.0, 1.0])
     mask = torch.arange(24) < torch.tensor([24, 24, 14, 24] + [24] * 4)[:, None]
     rewards = torch.tensor([1.0] + [0] * 7)
-    batch = made_batch(rewards, made.without_text(mask), 4, hidden=hidden[mask])
+    batch = batch_of(rewards, rollouts_like(mask), 4, hidden=hidden[mask])
     batch.advantages[:] = -1.0
     ours = -assign("first", batch)
     assert [row.nonzero().flatten().tolist() for row in ours[:4]] == [
@@ -658,25 +668,28 @@ def test_outcome_weights_against_written_out_numbers():
     assert_close(ours[1:], mask[1:].float())  # flat importance, and no answer
 
 
-def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told, monkeypatch):
+def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told):
     """T w_t: mean 1 in each rollout; proportional to how far the adapter moves a state."""
-    change = (torch.rand(told.mask.shape) + 0.1) * told.mask
-    monkeypatch.setattr(salience, "adapter_residual", lambda *inputs: change)
+    context = context_of(told, recipe_with())
+    change = salience.adapter_residual(told.rollouts, context, told.states)
+    assert change[told.mask].std() > 0.05 * change[told.mask].mean()
     expected = change * told.lengths / change.sum(1, keepdim=True)
     assert_close(weights_of("arca", told)[:4], expected[:4], atol=1e-4, rtol=1e-4)
-    monkeypatch.setattr(salience, "adapter_residual", lambda *inputs: 0 * change)
-    assert_close(assign("arca", told), assign("grpo", told))
+    with lora.off(told.policy.model):
+        unmoved = replace(told, hidden=context.score(told.rollouts).hidden)
+    assert_close(assign("arca", unmoved), assign("grpo", told))
 
 
 @pytest.fixture
 def teacher(told, monkeypatch):
-    """The teacher's log-ratios, which a test fills in."""
+    """The teacher's log-ratios, which a test fills in; `hindsight.told_log_ratio` is a Mock."""
     ratios = torch.full_like(told.log_probs, 0.1)
-    monkeypatch.setattr(hindsight, "told_log_ratio", lambda *inputs: ratios.clone())
+    asked = Mock(side_effect=lambda *inputs: ratios.clone())
+    monkeypatch.setattr(hindsight, "told_log_ratio", asked)
     return ratios
 
 
-def test_rlsd_moves_with_the_teacher_within_its_bound(told, teacher, monkeypatch):
+def test_rlsd_moves_with_the_teacher_within_its_bound(told, teacher):
     """A right and a wrong rollout have log-ratios of .1 and -9; lam falls with the steps.
 
     lam is .5 at step 0, .25 at step 25, and 0 from step 50 on.
@@ -684,9 +697,8 @@ def test_rlsd_moves_with_the_teacher_within_its_bound(told, teacher, monkeypatch
     teacher[:, 1::2] = -9
     ratios = torch.tensor([[math.exp(0.1), 0.8], [math.exp(-0.1), 1.2]])
     for step, share in ((0, 0.5), (25, 0.25), (50, 0), (70, 0)):
-        if not share:  # the teacher is not asked
-            monkeypatch.setattr(hindsight, "told_log_ratio", None)
         assert_near(weights_of("rlsd", told, step=step)[:2, :2], 1 - share + share * ratios, 1e-5)
+    assert hindsight.told_log_ratio.call_count == 2  # without a share the teacher is not asked
 
 
 def test_serl_moves_with_a_teacher_that_sees_a_peer(told, teacher):
@@ -704,9 +716,11 @@ def test_iw_opd_and_dasd_against_their_formulas(told, teacher):
     In the second group, which has none, iw-opd gives 0 and dasd A.
     """
     teacher.normal_()
-    iw_opd, dasd = assign("iw-opd", told, "gamma=.7"), assign("dasd", told, "beta=.3")
+    iw_opd = assign("iw-opd", told, "gamma=.7")
+    dasd = assign("dasd", told, "beta=.3")
     for row, inside in enumerate(told.mask[:4]):
-        ratios, entropies = teacher[row][inside].double(), told.entropies[row][inside].double()
+        ratios = teacher[row][inside].double()
+        entropies = told.entropies[row][inside].double()
         size = ratios.abs()
         before = torch.stack([size[:t].sum() for t in range(len(size))])
         expected = ratios * (1 + 0.7 * (1 - before / size.sum()))
@@ -726,7 +740,7 @@ def test_told_log_ratio_is_that_of_the_same_response_after_another_prompt(told):
     problems = [
         {"problem": f"\\boxed{{{row}}}\n" + "a=1+2;a?\n" * (1 + row % 2)} for row in range(8)
     ]
-    context = context_of(told, made.flags(temperature=0.7, micro_tokens=100))
+    context = context_of(told, recipe_with(temperature=0.7, micro_tokens=100))
     ours = hindsight.told_log_ratio(told, problems, context) + told.log_probs
     for row, problem in enumerate(problems):
         start = told.tokenizer(problem["problem"])["input_ids"]
@@ -735,19 +749,13 @@ def test_told_log_ratio_is_that_of_the_same_response_after_another_prompt(told):
         assert_close(ours[row][inside], expected.float(), atol=1e-4, rtol=1e-4)
 
 
-def test_sdpo_and_hsd_are_told_another_right_rollout(told, monkeypatch):
+def test_sdpo_and_hsd_are_told_another_right_rollout(told, teacher):
     """SDPO shows the first other right rollout, HSD any one, after the answer.
 
     Rollouts 0 and 3 are right. SDPO's credit is the log-ratio, HSD's comes from the ratio.
     """
-    prompts = []
     delta = torch.linspace(-1, 1, told.log_probs.shape[1]).expand_as(told.log_probs)
-
-    def told_log_ratio(batch, problems, context):
-        prompts.append([problem["problem"] for problem in problems])
-        return delta.clone()
-
-    monkeypatch.setattr(hindsight, "told_log_ratio", told_log_ratio)
+    teacher[:] = delta
     ours = assign("sdpo", told, "mix=.25")
     assert_close(ours[:4], ((0.25 * told.A + 0.75 * delta) * told.mask)[:4])
     assert ours[4:].abs().max() == 0  # nobody to learn from
@@ -755,6 +763,9 @@ def test_sdpo_and_hsd_are_told_another_right_rollout(told, monkeypatch):
         assert_close(assign("hsd", told), (delta.exp() - 1) * told.mask)
     first, second = (problem["problem"] for problem in told.problems)
     right = [told.rollouts.texts[row] + "\n" for row in (0, 3)]
+    prompts = []
+    for _, problems, _ in (call.args for call in hindsight.told_log_ratio.call_args_list):
+        prompts.append([problem["problem"] for problem in problems])
     of_sdpo, *of_hsd = prompts
     assert of_sdpo == [right[1] + first] + [right[0] + first] * 3 + [second] * 4
     informed = [
@@ -765,13 +776,12 @@ def test_sdpo_and_hsd_are_told_another_right_rollout(told, monkeypatch):
     assert of_hsd[0][0] == right[1] + informed[0] and of_hsd[0][4:] == [informed[1]] * 4
 
 
-def test_attention_leans_from_focused_to_wide_tokens(told, monkeypatch):
+def test_attention_leans_from_focused_to_wide_tokens(told):
     """Low entropies weigh more before the middle of the run, high ones after it.
 
     In the middle all weigh the same; the mean is 1.
     """
-    values = torch.rand(told.mask.shape)
-    monkeypatch.setattr(salience, "attention_entropy", lambda *inputs: values)
+    values = salience.attention_entropy(told.rollouts, context_of(told, recipe_with()))
     inside = values[:4][told.mask[:4]]
     z = (inside - inside.mean()) / inside.std(correction=0)
     for step, slope in ((0, -1), (20, 0), (40, 1)):
@@ -841,8 +851,8 @@ def test_true_errors_and_the_oracle(told):
     careful = toy.demonstrate(problem, toy.random.Random(0), careless=False)
     digit = str((int(careful[10]) + 1) % 10)
     texts = [careful, careful[:10] + digit + careful[11:], careful, careful]
-    rollouts = with_a_stop(told.tokenizer, [problem["problem"]] * 4, texts)
-    batch = made_batch(torch.tensor([1.0, 0, 0, 1]), rollouts, 4, problems=[problem])
+    rollouts = rollouts_of(told.tokenizer, [problem["problem"]] * 4, texts)
+    batch = batch_of(torch.tensor([1.0, 0, 0, 1]), rollouts, 4, problems=[problem])
     batch = replace(told, **vars(batch))
     places = batch.true_errors(told.task, told.tokenizer)
     assert places.tolist() == [[-1, -1], [0, 12], [-1, -1], [-1, -1]]
@@ -873,7 +883,7 @@ def test_the_noise_of_oar_g_is_made_anew_by_seed_and_step(told):
 
 def test_shuffle_keeps_each_rollout_s_weights_and_not_their_places():
     """The same numbers in another order, anew with every draw."""
-    batch = drawn_batch([[1, 0, math.nan, 0, 1]], shared=3)
+    batch = random_batch([[1, 0, math.nan, 0, 1]], shared=3)
     shear = assign("shear", batch)
     torch.manual_seed(0)
     ours, again = (assign("shuffle", batch) for _ in range(2))

@@ -4,7 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from made import family_model, random_prompts
+from builders.rollouts import random_prompts
+from builders.small_models import family_model
 from scipy.stats import chi2_contingency
 
 from fast import prefill
@@ -16,6 +17,7 @@ LIMITS = dict(max_tokens=30, temperature=0.0, stops=[1, 2, 3, 4, 5], pad=0)
 WINDOW = dict(sliding_window=8, use_sliding_window=True, max_window_layers=1)
 HYBRID = dict(sliding_window=8, head_dim=16, tie_word_embeddings=False)
 HYBRID["layer_types"] = ["sliding_attention", "full_attention"]
+MAMBA = dict(mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8)
 CONVOLUTION = dict(layer_types=["conv", "full_attention"])
 
 
@@ -39,6 +41,8 @@ def counted(model) -> list[int]:
         ("mistral", dict(sliding_window=8), True),
         ("gemma3_text", HYBRID, True),
         ("lfm2", CONVOLUTION, False),
+        ("falcon_h1", MAMBA, False),  # its layers hold keys and values, and states beside them
+        ("zaya", {}, False),
     ],
 )
 def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatch):

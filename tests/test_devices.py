@@ -1,4 +1,4 @@
-"""Rollouts, SHEAR and every credit method on a make-believe GPU.
+"""Rollouts, SHEAR and every credit method on a simulated GPU.
 
 A tensor that is left on the CPU is found in each.
 """
@@ -7,8 +7,9 @@ from unittest import mock
 
 import pytest
 import torch
-from made import SPANS, flags, group
-from make_believe import CUDA, Cuda, mark
+from builders.groups import SPANS, random_group
+from builders.runs import recipe_with
+from builders.simulated_gpu import CUDA, Cuda, mark
 
 import train
 from credit import lora, teacher
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True, scope="module")
 def gpu():
-    """All of this file is done on the make-believe GPU, which has neither clock nor memory."""
+    """All of this file is done on the simulated GPU, which has neither clock nor memory."""
     names = "synchronize max_memory_allocated reset_peak_memory_stats".split()
     answers = dict.fromkeys(names, lambda: 0)
     with mock.patch.multiple(torch.cuda, **answers), Cuda():
@@ -39,18 +40,19 @@ def gpu():
 @pytest.fixture(scope="module")
 def run():
     """A run with an adapter and a process reward model, whose rollouts are `written`."""
-    model, tokenizer = toy.make_model(1, seed=0, width=16), toy.make_tokenizer()
+    model = toy.make_model(1, seed=0, width=16)
+    tokenizer = toy.make_tokenizer()
     prm = teacher.make_prm(model, 1, set(), steps=1, seed=0)
     lora.add(model, 2, seed=0)
     mark([*model.parameters(), *model.buffers(), *prm[0].parameters(), *prm[0].buffers()], CUDA)
     sizes = dict(prompts_per_step=2, rollouts_per_prompt=2, prompts_per_update=1, micro_tokens=60)
     sizes |= dict(generate_batch=3, toy_lines=1, max_tokens=16, heldout=2, window=4, stride=4)
-    config = flags(
+    config = recipe_with(
         **sizes, max_iters=5, steps=2, task="embedded", dtype="float32", lora_rank=2, smoke=True
     )
     config, task, _ = make_task(config, tokenizer, 512)
     parts = Parts(config, SmokeTask(**vars(task)), model, tokenizer, prm)
-    # the adapter is there already, on the make-believe GPU
+    # the adapter is there already, on the simulated GPU
     with mock.patch("fast.rollout.hf_generate", written), mock.patch.object(lora, "add"):
         yield build_run(parts, None, Ranks(0, 1, CUDA))
 
@@ -90,7 +92,7 @@ def test_a_step_with_every_method(run, method):
 
 def test_shear_alone():
     """shear.py and sinkhorn.py without the hooks of training, against a CPU."""
-    given = group(lengths=(9, 8, 7))
+    given = random_group(lengths=(9, 8, 7))
     omega = shear_weights(*[tensor.to(CUDA) for tensor in given], **SPANS).omega
     assert omega.is_cuda and torch.equal(omega.cpu(), shear_weights(*given, **SPANS).omega)
 

@@ -3,8 +3,7 @@
 import functools
 import json
 from collections import Counter
-from dataclasses import replace
-from types import SimpleNamespace
+from operator import itemgetter
 from unittest.mock import Mock
 from xml.etree import ElementTree
 
@@ -12,7 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from made import DIAGNOSE, cases, interrupt, run_well, words_of
+from builders.case_files import cases
+from builders.commands import DIAGNOSE_FLAGS, interrupt, run_well, words_of
+from builders.stand_ins import replace_sampler
 from scipy.stats import spearmanr
 from transformers import AutoModelForCausalLM
 
@@ -51,7 +52,8 @@ def table(rows: list[tuple]) -> pd.DataFrame:
 
     Prefixes are numbered by rollout.
     """
-    seen, numbered = Counter(), []
+    seen = Counter()
+    numbered = []
     for first, *row in rows:
         numbered.append((first, seen[first], *row))
         seen[first] += 1
@@ -69,9 +71,11 @@ def made(effect: float) -> pd.DataFrame:
 
     With effect 1 a distance is what success lacks to 1.
     """
-    rng, rows = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    rows = []
     for number in range(60):
-        right, success = number % 2, rng.uniform(0.4, 0.6)
+        right = number % 2
+        success = rng.uniform(0.4, 0.6)
         for end in range(10, 110, 10):
             success = np.clip(
                 success + rng.choice((-1, 0, 1)) / 16 + effect * (0.05 if right else -0.08), 0, 1
@@ -106,7 +110,8 @@ def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
 def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp_path):
     """Events by hand: none across two rollouts, none below 1/16; rho is scipy's."""
     rows = spans_of("1b")
-    of_success, of_distance = [-1 / 4, 5 / 16, 1 / 16], [0.3, -0.1, 0.1]
+    of_success = [-1 / 4, 5 / 16, 1 / 16]
+    of_distance = [0.3, -0.1, 0.1]
     changes = figures.changes(rows, 1 / 16)
     assert changes["success"].tolist() == pytest.approx(of_success)
     assert changes["distance"].tolist() == pytest.approx(of_distance)
@@ -146,7 +151,8 @@ def test_a_planted_effect_is_found_and_none_where_none_is_planted(tmp_path):
 
 def test_fig_9_holds_depth_fixed(tmp_path):
     """Distance and success that follow depth alone correlate overall and not within a bin."""
-    rng, rows = np.random.default_rng(1), []
+    rng = np.random.default_rng(1)
+    rows = []
     for i in range(800):
         depth = i // 200 + 1
         distance, success = rng.normal((depth / 4, 1 - depth / 5), 0.02)
@@ -199,7 +205,8 @@ def test_an_svg_is_for_light_and_dark_pages(tmp_path, monkeypatch):
 
 def test_an_auc_s_interval_is_the_jackknife_s():
     """Against a loop over written-out tokens; of one group there is none."""
-    draw, group = np.random.default_rng(0), torch.arange(60) // 12
+    draw = np.random.default_rng(0)
+    group = torch.arange(60) // 12
     values, positive = (torch.tensor(draw.random(60)) for _ in range(2))
     positive = positive < 0.4
     estimates = auc_without_each(values, positive, group)
@@ -260,7 +267,8 @@ def test_prefixes_end_with_full_spans_and_before_the_reasoning_does(tiny):
     text = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
     ids = tokenizer(text)["input_ids"]
     assert tokenizer.decode(ids[24]) == r"\boxed{"
-    texts, empty = [text, text[:24]], ["", ""]
+    texts = [text, text[:24]]
+    empty = ["", ""]
     group = Prefixes({}, [1], [ids, ids[:24]], texts, [False, True], [1.0, 0.0], empty)
     group = prefixes.with_ends(group, Shear(window=8, stride=4), tokenizer)
     assert group.ends == [[8, 12, 16, 20]] * 2
@@ -280,19 +288,15 @@ def test_rollout_takes_ids_as_they_are(tiny):
     assert torch.equal(by_text.prompt_ids, by_ids.prompt_ids)
 
 
-def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path, monkeypatch):
+def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path):
     """They are those of its seed and number, and the same when the group is made alone.
 
     They are not another group's. A damaged file is named, with the remedy, and not changed.
     """
-
-    def draw(*parts):
-        ids = torch.randint(20, (12,)).tolist()
-        return Prefixes({"problem": "?"}, [], [ids], [""], [False], [1.0], [""])
-
-    monkeypatch.setattr(prefixes, "sample_group", draw)
-    task = SimpleNamespace(heldout=[{}, {}, {}])
-    asked = Parts(replace(PAPER, seed=1), task, tiny[0], None), 2, 0, tmp_path
+    problem = {"problem": "a=1+2;a?\n", "answer": "3"}
+    task = Task("x", [], [problem] * 3, itemgetter("problem"), lambda *_: Verdict(1.0, "drawn"))
+    config = with_values(PAPER, {"seed": 1, "max_tokens": 12, "rollouts_per_prompt": 2})
+    asked = Parts(config, task, *tiny), 2, 0, tmp_path
     first, second = groups = prefixes.collect(*asked)
     assert first != second
     path = tmp_path / "group-0001.json"
@@ -311,14 +315,19 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     the stop; each verdict finds its place.
     """
     model, tokenizer = tiny
-    prompt, responses = [5, 6, 7], [[4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 5, 4]]
+    prompt = [5, 6, 7]
+    responses = [[4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 5, 4]]
 
     def sampled(scores, ends):
-        problem, empty = {"problem": "?", "answer": "1"}, ["", ""]
+        problem = {"problem": "?", "answer": "1"}
+        empty = ["", ""]
         return Prefixes(problem, prompt, responses, empty, [False] * 2, scores, empty, ends)
 
     group = sampled([1.0, 0.0], [[2, 4], [2]])
-    asked, graded = [], []
+    whole = [[4, 5, 20], [4, 5, 21], [9, 8, 22], [9, 8, 23], [4, 5, 6, 7, 20], [4, 5, 6, 7, 21]]
+    texts = tokenizer.batch_decode(whole)
+    asked = []
+    graded = []
 
     def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, generate_batch):
         asked.append((prompts, count, max_tokens, temperature))
@@ -330,17 +339,16 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
 
     def grade(text, reference):
         graded.append(text)
-        return Verdict(float(len(graded)), "counted")
+        return Verdict(1.0 + texts.index(text), "counted")
 
-    monkeypatch.setattr(prefixes, "fast_rollout", sampler)
-    monkeypatch.setattr("tasks.problems.grade_all", lambda *parts: list(map(*parts)))
+    replace_sampler(monkeypatch, sampler)
     config = with_values(PAPER, {"max_tokens": 10, "temperature": 0.7})
     parts = Parts(config, Task("x", [], [], None, grade), model, tokenizer)
     found = prefixes.continue_prefixes(parts, group, 2)
-    short, long = [[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]], [[5, 6, 7, 4, 5, 6, 7]]
+    short = [[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]]
+    long = [[5, 6, 7, 4, 5, 6, 7]]
     assert asked == [(short, 2, 8, 0.7), (long, 2, 6, 0.7)]
-    whole = [[4, 5, 20], [4, 5, 21], [9, 8, 22], [9, 8, 23], [4, 5, 6, 7, 20], [4, 5, 6, 7, 21]]
-    assert graded == tokenizer.batch_decode(whole)
+    assert sorted(graded) == sorted(texts)
     assert found.continued == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]]
     batch = prefixes.score_group(group, prefixes.context_at_start(parts))
     scores = score(Policy(model), batch.rollouts, temperature=0.7, micro_tokens=99)
@@ -364,7 +372,9 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
 
     A missing group alone is made again, and is the same; other flags are refused.
     """
-    flags = words_of("--model", taught, DIAGNOSE, "--groups 2 --continuations 3 --layers 1 --out")
+    flags = words_of(
+        "--model", taught, DIAGNOSE_FLAGS, "--groups 2 --continuations 3 --layers 1 --out"
+    )
     flags.append(str(tmp_path))
     made = Mock(wraps=fast_rollout)
 
@@ -375,10 +385,11 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
 
     monkeypatch.setattr(toy, "first_error", first_error)
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=2))
-    monkeypatch.setattr(prefixes, "fast_rollout", made)
+    replace_sampler(monkeypatch, made)
     run_well(diagnose, *flags)
     assert made.called
-    results, printed = json.loads((tmp_path / "diagnose.json").read_text()), capsys.readouterr().out
+    results = json.loads((tmp_path / "diagnose.json").read_text())
+    printed = capsys.readouterr().out
     assert results.keys() >= FIGURES
     assert {path.stem for path in tmp_path.glob("*.png")} == FIGURES | {"around_error"}
     paths = sorted(tmp_path.glob("group-*.json"))
@@ -424,7 +435,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     for name in config:
         files.write_whole(path, json.dumps(config | {name: "other"}))
         assert_refused(diagnose.main, flags, "other")
-    assert len(config) == 19
+    assert len(config) == 20
 
 
 def solutions(path, **changed) -> str:
@@ -445,10 +456,12 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(
 
     What needs continuations or a first error is left out, and named.
     """
-    flags, out = solutions(tmp_path / "s.jsonl"), tmp_path / "out"
-    monkeypatch.setattr(prefixes, "fast_rollout", None)  # nothing may be sampled
+    flags = solutions(tmp_path / "s.jsonl")
+    out = tmp_path / "out"
+    replace_sampler(monkeypatch, None)
     run_well(diagnose, flags, "--groups 1 --model", qwen_folder, "--out", out)
-    printed, results = capsys.readouterr().out, json.loads((out / "diagnose.json").read_text())
+    printed = capsys.readouterr().out
+    results = json.loads((out / "diagnose.json").read_text())
     assert "left out: Figs. 1(a), 1(b), 3, 9" in printed and "first error" in printed
     assert {path.stem for path in out.glob("*.png")} == {"fig_10"}
     assert results["fig_10"] == {"mixed": 2 / 3, "accuracies": [0.5, 1], "groups": [2, 1]}
@@ -476,7 +489,7 @@ def test_a_start_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 
     The next time it does not.
     """
-    flags = words_of(DIAGNOSE, "--warmup-steps 1 --groups 1 --out", tmp_path)
+    flags = words_of(DIAGNOSE_FLAGS, "--warmup-steps 1 --groups 1 --out", tmp_path)
     warm_up = Mock(wraps=toy.warm_up)
     monkeypatch.setattr(toy, "warm_up", warm_up)
     monkeypatch.setattr(diagnose, "own_prm", interrupt)

@@ -2,11 +2,15 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-from made import ROOT, cases, interrupt, run_well, saved, text_of, words_of
+from builders.case_files import ROOT, cases, text_of
+from builders.commands import interrupt, run_well, words_of
+from builders.small_models import save_model
+from builders.stand_ins import replace_sampler
 
 import eval as command
 import train
@@ -27,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("no_curve")
 def models(tmp_path_factory):
     """Folders of two untrained models of the embedded task."""
     return [
-        saved(tmp_path_factory.mktemp("models") / f"m{seed}", toy.make_model(1, seed=seed))
+        save_model(tmp_path_factory.mktemp("models") / f"m{seed}", toy.make_model(1, seed=seed))
         for seed in (0, 1)
     ]
 
@@ -36,20 +40,25 @@ def results_of(out) -> dict:
     return json.loads((out / "results.json").read_text())
 
 
-def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monkeypatch, capsys):
+def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, capsys):
     """The printed numbers are those of generations.jsonl and of results.json.
 
     `--from` prints them again without a model.
     """
     out = tmp_path / "out"
+    models = [
+        shutil.copytree(folder, tmp_path / name) for folder, name in zip(models, "ab", strict=True)
+    ]
     run_well(command, "--model", *models, SMALL, "--out", out, "--seeds 0 3 --pass-at 1 4")
     path = out / "generations.jsonl"
-    printed, made, results = capsys.readouterr().out, read_lines(path), results_of(out)
+    printed = capsys.readouterr().out
+    made = read_lines(path)
+    results = results_of(out)
     assert len(made) == 2 * 2 * 20 * 2
     columns = "model benchmark seed block problem sample score reason tokens limit response"
     assert made[0].keys() == set(columns.split())
     written = (out / "results.json").read_text()
-    first, second = models
+    first, second = map(str, models)
     found = results["results"][first]["embedded"]
     mean = sum(row["score"] for row in made if row["model"] == first) / 80
     assert [found["mean"], found["pass@1"]] == pytest.approx([mean] * 2)
@@ -59,13 +68,14 @@ def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, monke
     assert results["differences"][second]["embedded"]["problems"] == 20
     for words in (
         f"{out}/\nprotocol: temperature=1.0 ",
-        f" revision=chain-1-0\n\n{first} (template plain)\n\n|",
+        f" revision=chain-1-0\n\n{first} (template plain, 512 responses at a time)\n\n|",
         f"| embedded  | @2  | {100 * found['mean']:.1f} ± ",
         "side by side",
     ):
         assert words in printed
     assert "NOTE" not in printed
-    monkeypatch.setattr(command, "load_model", None)  # nothing may be loaded
+    for folder in models:
+        shutil.rmtree(folder)
     run_well(command, "--from", out, "--pass-at 1 4")
     assert (out / "results.json").read_text() == written and capsys.readouterr().out == printed
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-3]))
@@ -79,16 +89,17 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
     Whole blocks are not made again; a third run makes nothing.
     """
     asked = words_of("--model", models[0], SMALL, "--out")
-    part, path = [*asked, str(tmp_path / "part")], tmp_path / "part" / "generations.jsonl"
+    part = [*asked, str(tmp_path / "part")]
+    path = tmp_path / "part" / "generations.jsonl"
     run_well(command, *asked, tmp_path / "whole")
     whole = (tmp_path / "whole" / "generations.jsonl").read_text()
     calls = [fast_rollout, fast_rollout, interrupt]
-    monkeypatch.setattr(evaluation, "fast_rollout", lambda *a, **o: calls.pop(0)(*a, **o))
+    replace_sampler(monkeypatch, lambda *parts, **options: calls.pop(0)(*parts, **options))
     assert command.main(part) == 130
     assert whole.startswith(path.read_text()) and len(read_lines(path)) == 32
     path.write_text(path.read_text()[:-20])  # as a kill in the middle of a line would leave it
     sampler = Mock(wraps=fast_rollout)
-    monkeypatch.setattr(evaluation, "fast_rollout", sampler)
+    replace_sampler(monkeypatch, sampler)
     for _ in range(2):
         run_well(command, *part)
         assert path.read_text() == whole and sampler.call_count == 2
@@ -96,9 +107,30 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
     assert_refused(command.main, ["--from", path.parent], "line 41: cannot be read (it repeats")
 
 
+def test_how_many_responses_are_generated_together_is_decided_once(models, tmp_path, monkeypatch):
+    """settings.json keeps the number by model; whoever goes on takes it, unless a flag says another.
+
+    The sampled tokens depend on it, and the default depends on the machine.
+    """
+    asked = words_of("--model", models[0], SMALL, "--out", tmp_path / "out", "--seeds")
+    monkeypatch.setattr(evaluation.memory, "choose_batch", lambda *sizes: 7)
+    sampler = Mock(wraps=fast_rollout)
+    monkeypatch.setattr(evaluation, "fast_rollout", sampler)
+    run_well(command, *asked, "0")
+    monkeypatch.setattr(evaluation.memory, "choose_batch", lambda *sizes: 9)
+    for flags, batch in (("1", 7), ("2 --generate-batch 5", 5), ("3", 5)):
+        sampler.reset_mock()
+        run_well(command, *asked, flags)
+        assert {call.kwargs["generate_batch"] for call in sampler.call_args_list} == {batch}
+        settings = json.loads((tmp_path / "out" / "settings.json").read_text())
+        assert settings["generate_batch"] == {models[0]: batch}
+    run_well(command, "--model", models[1], SMALL, "--out", tmp_path / "out")
+    assert list(results_of(tmp_path / "out")["generate_batch"].values()) == [5, 9]
+
+
 def test_other_settings_do_not_mix_with_what_is_there(tmp_path, assert_refused):
     """Another temperature, other problems or other weights of the same name are refused."""
-    model = saved(tmp_path / "model", toy.make_model(1, seed=8))
+    model = save_model(tmp_path / "model", toy.make_model(1, seed=8))
     asked = words_of(SMALL, "--out", tmp_path / "out", "--model", model)
     run_well(command, *asked)
     for flags, words in (
@@ -106,7 +138,7 @@ def test_other_settings_do_not_mix_with_what_is_there(tmp_path, assert_refused):
         ("--toy-seed 5", "data: embedded is {'k'"),
     ):
         assert_refused(command.main, [*asked, *flags.split()], words)
-    saved(tmp_path / "model", toy.make_model(1, seed=9))
+    save_model(tmp_path / "model", toy.make_model(1, seed=9))
     assert_refused(command.main, asked, f"models: {model} is {{'origin'")
 
 
@@ -132,12 +164,13 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys, assert_refused):
     assert_refused(command.main, ["--from", out], "settings.json has no replay on replay")
 
 
-def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsys, assert_refused):
+def test_a_run_measures_itself_as_eval_does(models, tmp_path, capsys, assert_refused):
     """`train.py --eval-every` and `eval.py` on the checkpoints agree to the last row.
 
     They do so after --resume, too.
     """
-    run, out = tmp_path / "run", tmp_path / "out"
+    run = tmp_path / "run"
+    out = tmp_path / "out"
     flags = "--task embedded --toy-lines 1 --heldout 16 --eval-groups 4 --prompts-per-step 4"
     flags += " --prompts-per-update 2 --save-every 1 --keep 9 --name run --steps 2 --eval-every 2"
     run_well(train, flags, "--bench embedded --model", models[0], "--out", tmp_path)
@@ -153,7 +186,8 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     assert {name: found[name] for name in expected} == expected
     limit = toy.response_tokens(1)
     run_well(command, "--model", run, "--out", out, "--threads 1 --select best --max-tokens", limit)
-    printed, results = capsys.readouterr().out, results_of(out)
+    printed = capsys.readouterr().out
+    results = results_of(out)
     made = [str(run / "checkpoints" / f"step-{step:06d}" / "model") for step in (1, 2, 3)]
     assert list(results["results"]) == made
     assert results["results"][made[1]]["embedded"]["mean"] == found["mean"]
@@ -162,7 +196,7 @@ def test_a_run_measures_itself_as_eval_does(models, tmp_path, monkeypatch, capsy
     assert [row["response"] for row in rows if row["model"] == made[1]] == texts
     assert "SELECTED ON THE TEST SETS" in printed
     assert results["selection"][str(run)]["last"] == "step-000003"
-    monkeypatch.setattr(command, "load_model", None)  # nothing may be loaded
+    (run / "model").rename(tmp_path / "away")
     run_well(command, "--runs", run, run)
     assert "last" in capsys.readouterr().out
     run_well(train, "--resume", run, "--steps 4 --eval-every 0")
@@ -207,6 +241,24 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
     assert files.origin_of(path) == "Qwen/Qwen2.5-Math-7B"
     assert command.heldout_set(replace(Embedded(), seed=0), [path]).revision == "chain-5-0"
     assert files.origin_of("some/model") == "some/model"
+
+
+@pytest.mark.parametrize(
+    "settings, is_run",
+    [
+        ({"program": "shear train", "seed": 7}, True),
+        ({"toy_lines": 5}, True),  # as before there was a "program"
+        ({"program": "another's", "seed": 7}, False),
+        ({"model_type": "qwen2"}, False),
+    ],
+)
+def test_a_run_is_told_by_a_field_of_its_own(settings, is_run, tmp_path):
+    """Not by the name of a flag, which may change."""
+    (tmp_path / "model").mkdir()
+    files.write_json(tmp_path / "config.json", settings | {"model": "some/model"})
+    assert (files.config_of(tmp_path) is not None) == is_run
+    path = str(tmp_path / "model")
+    assert files.origin_of(path) == ("some/model" if is_run else path)
 
 
 def test_bad_input_is_one_sentence(models, tmp_path, monkeypatch, assert_refused):

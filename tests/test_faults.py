@@ -20,18 +20,21 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from made import ROOT, RUN, Hostile, cases, failing, interrupt, run_well, words_of
+from builders.case_files import ROOT, cases
+from builders.commands import RUN_FLAGS, MakesAFolder, interrupt, raising, run_well, words_of
+from builders.processes import on_two
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import eval as evaluation
 import train
 from grpo import rollout
-from harness import checkpoint, files, prepare
+from harness import checkpoint, files
 from harness.launch import run_command
 from studies import compare, diagnose, page
 
-SIZES = f"{' '.join(RUN)} --save-every 1 --keep 9 --steps 2"
+SIZES = f"{' '.join(RUN_FLAGS)} --save-every 1 --keep 9 --steps 2"
+LONG = f"{SIZES} --steps 500 --save-every 400"
 ASK = "--bench embedded --toy-lines 1 --heldout 8 --samples 1 --temperature 1 --threads 1"
 pytestmark = pytest.mark.usefixtures("no_curve")
 
@@ -118,7 +121,7 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, assert_says):
 
     transformers would ask again and again, for half a minute a file.
     """
-    unreachable = failing(OSError("Name or service not known"))
+    unreachable = raising(OSError("Name or service not known"))
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
     words = "--model no/hub: cannot be loaded (no such folder or file; We couldn't connect"
     for command, more in ((train, ""), (evaluation, ASK)):
@@ -172,9 +175,11 @@ def change_json(path: Path, **values) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_other_problems_are_refused(copied, monkeypatch, assert_says, resumed):
+def test_other_problems_are_refused(copied, assert_says, resumed):
     """Resumed on changed --data, a run would train on what it was to be measured by."""
-    monkeypatch.setattr(prepare, "digest_of", lambda problems: "of others")
+    path = copied / "run" / "checkpoints" / "step-000002" / "complete.json"
+    settings = json.loads(path.read_text())["settings"]
+    change_json(path, settings=settings | {"digest": "of others"})
     assert_says(train, resumed, "other problems", copied)
 
 
@@ -201,7 +206,7 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, assert_says, resumed)
     folder = copied / "run" / "checkpoints" / "step-000002"
     path = min((folder / "state").iterdir())
     if kind == "runs code":
-        path.write_bytes(pickle.dumps(Hostile(tmp_path / "made")))
+        path.write_bytes(pickle.dumps(MakesAFolder(tmp_path / "made")))
     else:
         with safe_open(path, "pt") as file:
             metadata = file.metadata()
@@ -216,7 +221,8 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, assert_says, resumed)
 
 def test_a_model_folder_runs_no_code(taught, tmp_path, assert_says):
     """Nor does it ask on a terminal whether it may, which a piped "y" would answer."""
-    folder, made = tmp_path / "model", tmp_path / "made"
+    folder = tmp_path / "model"
+    made = tmp_path / "made"
     shutil.copytree(taught, folder)
     (folder / "modeling.py").write_text(f"import os\nos.mkdir({str(made)!r})\n")
     of_model = {"AutoModelForCausalLM": "modeling.X", "AutoConfig": "modeling.Y"}
@@ -242,18 +248,10 @@ def test_copies_beside_checkpoints_are_not_ours(copied):
     assert {path.name for path in folder.iterdir()} == others | {"step-000003"}
 
 
-@pytest.mark.parametrize("value", [torch.nan, 3e38])  # float32 ends at 3.4e38
-def test_a_run_that_diverges_names_the_last_checkpoint(value, copied, monkeypatch, capsys):
+@pytest.mark.parametrize("lr", ["1e20", "1e30"])
+def test_a_run_that_diverges_names_the_last_checkpoint(lr, copied, capsys):
     """And says what may help; the ruined weights are not saved."""
-    plain = train.update
-
-    def update(run, *inputs):
-        metrics = plain(run, *inputs)
-        run.trained.model.base_model.norm.weight.data.fill_(value)
-        return metrics
-
-    monkeypatch.setattr(train, "update", update)
-    assert train.main(["--resume", str(copied / "run"), "--steps", "9"]) == 1
+    assert train.main(["--resume", str(copied / "run"), "--steps", "9", "--lr", lr]) == 1
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("a checkpoint holds 2 of 9 steps; resume with: python train.py")
     assert second.startswith("error: step 3: the policy's logits are not finite after its updates")
@@ -279,7 +277,7 @@ NO_MEMORY = RuntimeError(
 )
 def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
     """Status 1, as what the flags say may be right."""
-    assert run_command(memory="less")(failing(error))([]) == 1
+    assert run_command(memory="less")(raising(error))([]) == 1
     message = capsys.readouterr().err
     assert words in message and message.count("\n") == 1
 
@@ -287,8 +285,9 @@ def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
 @pytest.mark.parametrize("place", ["harness.checkpoint.save", "harness.report.plot"])
 def test_a_full_disk_says_how_to_go_on(place, copied, monkeypatch, capsys):
     """By --resume, not by the command that began; the trained model is saved before the picture."""
-    monkeypatch.setattr(place, failing(OSError(errno.ENOSPC, "No space left on device", "x")))
-    run, is_saved = copied / "run", "plot" in place
+    monkeypatch.setattr(place, raising(OSError(errno.ENOSPC, "No space left on device", "x")))
+    run = copied / "run"
+    is_saved = "plot" in place
     shutil.rmtree(run / "model")
     assert train.main(["--resume", str(run), "--steps", "3"]) == 1
     more = "" if is_saved else " --steps 3"  # which the checkpoint does not know
@@ -343,26 +342,62 @@ def test_a_shell_gets_a_sentence_or_nothing(line, said, tmp_path):
     assert ended.stderr == said
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_reader_that_leaves_ends_the_run_quietly(ranks, taught, tmp_path):
+def take_until_the_second_step(stream) -> None:
+    """Reads a run's output, and leaves."""
+    for line in stream:
+        if "2/500" in line:
+            break
+    stream.close()
+
+
+def assert_ended_quietly(message: str) -> None:
+    """Asserts that what a run left on stderr names its checkpoint, and nothing else."""
+    assert re.match("a checkpoint holds [1-9]", message) and message.count("\n") == 1
+
+
+def test_a_reader_that_leaves_ends_the_run_quietly(taught, tmp_path):
     """As `python train.py | head -1` does; the step is saved first, and its checkpoint is named."""
-    argv = words_of(sys.executable, "train.py", SIZES, "--model", taught, "--out", tmp_path)
-    argv += words_of("--ranks", ranks, "--steps 500 --save-every 400")
+    argv = words_of(sys.executable, "train.py", LONG, "--model", taught, "--out", tmp_path)
     pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     with subprocess.Popen(argv, cwd=ROOT, **pipes) as command:
-        for line in command.stdout:
-            if "2/500" in line:
-                break
-        command.stdout.close()
+        take_until_the_second_step(command.stdout)
         message = command.stderr.read()
     assert command.returncode == 130
-    assert re.match("a checkpoint holds [1-9]", message) and message.count("\n") == 1
+    assert_ended_quietly(message)
+
+
+def train_into(folder: Path, argv: list[str], pipe: tuple[int, int]) -> None:
+    """A rank's run, which prints into a pipe and a file, and ends as torchrun's launcher sees it."""
+    said = folder / f"said by {os.environ['RANK']}"
+    os.dup2(pipe[1], 1)
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    for end in pipe:  # whoever holds the reading end is a reader
+        os.close(end)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - until the process ends
+    sys.stderr = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
+    status = train.main(argv)
+    (folder / f"status of {os.environ['RANK']}").write_text(str(status))
+
+
+def test_a_reader_that_leaves_ends_every_rank(taught, tmp_path):
+    """After one step; the main rank alone says so, and the others end as if all were well."""
+    pipe = os.pipe()
+
+    def read():
+        os.close(pipe[1])
+        take_until_the_second_step(open(pipe[0]))  # noqa: SIM115 - it closes it
+
+    argv = words_of(LONG, "--model", taught, "--out", tmp_path)
+    on_two(train_into, tmp_path, argv, pipe, meanwhile=read)
+    assert [(tmp_path / f"status of {rank}").read_text() for rank in (0, 1)] == ["130", "0"]
+    assert_ended_quietly((tmp_path / "said by 0").read_text())
+    assert (tmp_path / "said by 1").read_text() == ""
 
 
 def test_a_broken_pipe_of_another_kind_is_not_hidden():
     """A socket's, say: nobody has left who reads the output."""
     with pytest.raises(BrokenPipeError):
-        run_command(memory="less")(failing(BrokenPipeError(errno.EPIPE, "Broken pipe")))([])
+        run_command(memory="less")(raising(BrokenPipeError(errno.EPIPE, "Broken pipe")))([])
 
 
 def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch, capsys):

@@ -11,19 +11,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import (
-    LIMITS,
-    RACES,
-    SPANS,
-    family_model,
-    gradients,
-    group,
-    race_problem,
-    run_well,
-    sampled,
-    unlike_rollouts,
-    weights,
-)
+from builders.commands import run_well
+from builders.groups import LIMITS, RACES, SPANS, race_problem, random_group, weights
+from builders.rollouts import gradients, sample_rollouts, unlike_rollouts
+from builders.small_models import family_model
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -82,7 +73,7 @@ def test_minima_of_the_race_are_those_of_a_cpu(name):
 )
 def test_weights_are_those_of_a_cpu(options, dtype):
     """The plain functions, the fast hooks and the ablations give the same weights on both."""
-    hidden, mask, correct = group(9)
+    hidden, mask, correct = random_group(9)
     hidden = hidden.to(dtype)
     there = to_device(hidden, mask, correct)
     expected = weights(hidden, mask, correct, **SPANS, **options)
@@ -93,12 +84,15 @@ def test_weights_are_those_of_a_cpu(options, dtype):
 
 def test_scores_and_gradients_are_those_of_a_cpu(tiny):
     """One batch of rollouts, scored and differentiated on both, in float32 without TF32."""
-    rollouts, found = sampled(tiny), []
+    rollouts = sample_rollouts(tiny)
+    found = []
     for device in (torch.device("cpu"), DEVICE):
-        model, part = copy.deepcopy(tiny[0]).to(device), moved(rollouts, device)
+        model = copy.deepcopy(tiny[0]).to(device)
+        part = moved(rollouts, device)
         scored = score(Policy(model), part, temperature=0.8, micro_tokens=150)
         logp = Policy(model, recompute=True)(part, 0.8).log_probs
-        old, ones = scored.log_probs + 0.1, torch.ones(8, device=device)
+        old = scored.log_probs + 0.1
+        ones = torch.ones(8, device=device)
         loss, _ = policy_loss(logp, old, ones, part.mask, int(part.mask.sum()))
         loss.backward()
         gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])

@@ -4,7 +4,9 @@ import math
 
 import pytest
 import torch
-from made import assert_near, sampled, small_gpt2
+from builders.near import assert_near
+from builders.rollouts import sample_rollouts
+from builders.small_models import small_gpt2
 from scipy.stats import chisquare
 from tokenizers import AddedToken
 from torch.testing import assert_close
@@ -16,6 +18,7 @@ from grpo import (
     Policy,
     Rollouts,
     cat_padded,
+    decode,
     group_advantages,
     policy_loss,
     rollout,
@@ -37,7 +40,8 @@ def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
 
     The text is decoded from just these ids.
     """
-    rollouts, tokenizer = sampled(tiny, group_size=16), tiny[1]
+    rollouts = sample_rollouts(tiny, group_size=16)
+    tokenizer = tiny[1]
     assert rollouts.ids.shape == rollouts.mask.shape and len(rollouts.texts) == 32
     assert rollouts.truncated.any() and not rollouts.truncated.all()
     parts = rollouts.ids, rollouts.mask, rollouts.truncated, rollouts.texts
@@ -47,6 +51,16 @@ def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
         is_end = kept == tokenizer.eos_token_id
         assert is_end.nonzero().flatten().tolist() == ([] if cut else [len(kept) - 1])
         assert text == tokenizer.decode(kept[~is_end])
+
+
+def test_texts_keep_the_spaces_that_were_sampled(qwen):
+    """Whatever the tokenizer's folder asks for: programs are graded as they were sampled."""
+    tokenizer = qwen[1]
+    tokenizer.clean_up_tokenization_spaces = True
+    tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
+    text = "if x != y : print('a , b . do n't')"
+    ids = tokenizer(text)["input_ids"]
+    assert decode(tokenizer, ids) == text != tokenizer.decode(ids)
 
 
 def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen):
@@ -117,12 +131,13 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeyp
     That forward has no padding.
     """
     model, _ = any_positions
-    rollouts = sampled(any_positions)
+    rollouts = sample_rollouts(any_positions)
     monkeypatch.setattr(grpo, "HEAD_CHUNK", 5)  # chunks of 5 tokens that cut across rollouts
     scored = score(Policy(model), rollouts, temperature=0.8, micro_tokens=150)
     hidden = grpo.to_padded(scored.hidden, rollouts.mask)  # (B, T, d)
     for row in range(8):
-        prompt, mask = rollouts.prompt_ids[row][rollouts.prompt_mask[row]], rollouts.mask[row]
+        prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]
+        mask = rollouts.mask[row]
         response = rollouts.ids[row][mask]
         with torch.no_grad():
             output = model(torch.cat([prompt, response])[None], output_hidden_states=True)
@@ -146,7 +161,7 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(
     backward.
     """
     model, _ = any_positions
-    rollouts = sampled(any_positions)
+    rollouts = sample_rollouts(any_positions)
     pulls = torch.randn(rollouts.ids.shape)
     ids, inside, _ = grpo.end_to_end(rollouts)
     log_probs = (model(ids).logits[:, :-1] / 0.7).log_softmax(-1)
@@ -154,7 +169,8 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(
     (expected * pulls[rollouts.mask]).sum().backward()
     plain = {name: parameter.grad for name, parameter in model.named_parameters()}
     model.zero_grad()
-    seen, head = [], model.get_output_embeddings()
+    seen = []
+    head = model.get_output_embeddings()
     head.register_forward_hook(lambda head, inputs, logits: seen.append(len(logits)))
     monkeypatch.setattr(grpo, "HEAD_CHUNK", 7)
     logp = Policy(model, recompute)(rollouts, 0.7).log_probs
@@ -172,7 +188,8 @@ def test_micro_batches_are_bounded_in_tokens(pack):
     No rows make no micro-batch.
     """
     lengths = [*torch.randint(1, 60, (37,)).tolist(), 500]
-    rows, is_padded = list(range(1, 38)), pack is grpo.pack
+    rows = list(range(1, 38))
+    is_padded = pack is grpo.pack
     batches = [batch.tolist() for batch in pack(rows, lengths, 128)]
     assert sorted(row for batch in batches for row in batch) == rows
     sizes = [[lengths[row] for row in batch] for batch in batches]
@@ -215,7 +232,7 @@ def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
 
 def test_rollouts_of_several_ranks_become_one_batch(tiny):
     """Parts of different widths keep every prompt and response where its mask says."""
-    whole = sampled(tiny)
+    whole = sample_rollouts(tiny)
     again = Rollouts.cat([whole.take(torch.arange(0, 3)), whole.take(torch.arange(3, 8))])
     assert again.texts == whole.texts and torch.equal(again.truncated, whole.truncated)
     for name, mask in (("prompt_ids", "prompt_mask"), ("ids", "mask")):
@@ -246,7 +263,8 @@ def test_group_advantages_are_equation_1():
 
 def test_equal_rewards_and_missing_verdicts_get_no_advantage():
     """0 in a group of equal rewards, also of 0.1s, whose mean rounds; a NaN leaves mean and std."""
-    nan, root = math.nan, math.sqrt(0.5)
+    nan = math.nan
+    root = math.sqrt(0.5)
     for equal in (0.0, 1.0, 0.1):
         assert not group_advantages(torch.full((7,), equal), 7).any()
     rewards = torch.tensor([[1.0, 0, nan, nan], [nan, nan, 0, nan], [nan] * 4])
@@ -268,7 +286,8 @@ CLIPPED = [
 def test_the_clip_token_by_token(ratio, advantage, loss, gradient):
     """Each token alone, beside one that is padded: both bounds, both signs of the advantage."""
     logp = torch.tensor([[math.log(ratio), 99.0]], requires_grad=True)
-    mask, advantages = torch.tensor([[True, False]]), torch.tensor([[advantage, 5.0]])
+    mask = torch.tensor([[True, False]])
+    advantages = torch.tensor([[advantage, 5.0]])
     ours, metrics = policy_loss(logp, torch.zeros(1, 2), advantages, mask, n_tokens=1)
     assert ours.item() == pytest.approx(loss, abs=1e-6)
     assert metrics["clip_share"] == (gradient == 0)

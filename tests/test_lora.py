@@ -5,7 +5,11 @@ import shutil
 
 import pytest
 import torch
-from made import adapted, assert_near, assert_same_run, run_well, saved, small_mixtral, words_of
+from builders.commands import run_well, words_of
+from builders.near import assert_near
+from builders.runs import assert_same_run
+from builders.simulated_gpu import CUDA, Cuda, mark
+from builders.small_models import add_adapter, save_model, small_mixtral
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
@@ -32,7 +36,7 @@ def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
     """To the bit; what can be trained stays what could be."""
     model, _ = tiny
     plain = model(IDS).logits
-    moved = adapted(model)(IDS).logits
+    moved = add_adapter(model)(IDS).logits
     trainable = [parameter.requires_grad for parameter in model.parameters()]
     with pytest.raises(ZeroDivisionError), lora.off(model):
         assert torch.equal(model(IDS).logits, plain)
@@ -43,8 +47,31 @@ def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
     expected = (
         part.base_layer.weight + part.lora_B["default"].weight @ part.lora_A["default"].weight
     )
-    acts = lora.merge(model).model.layers[0].mlp.up_proj.weight
+    acts = lora.merged_weights(model)["model.layers.0.mlp.up_proj.weight"]
     torch.testing.assert_close(acts, expected)  # W + B A, unscaled
+
+
+@pytest.mark.parametrize("experts", [False, True])
+def test_a_model_is_merged_weight_by_weight(experts, tiny):
+    """The sums are PEFT's own, to the bit, and lie on the CPU; other weights are not copied.
+
+    On a GPU, here a make-believe one, there may be no room for another copy of the model.
+    """
+    model = add_adapter(small_mixtral() if experts else tiny[0])
+    copied = copy.deepcopy(model)
+    expected = vars(copied).pop("peft").merge_and_unload().state_dict()
+    mark([*model.parameters(), *model.buffers()], CUDA)
+    with Cuda():
+        weights = lora.merged_weights(model)
+        on_cpu = {name for name, weight in weights.items() if not weight.is_cuda}
+    assert weights.keys() == expected.keys()
+    assert all(torch.equal(weight, expected[name]) for name, weight in weights.items())
+    plain = {weight.data_ptr() for weight in model.state_dict().values()}
+    assert on_cpu == {name for name in weights if weights[name].data_ptr() not in plain}
+    assert {name.split(".")[-2] for name in on_cpu} >= {
+        "q_proj",
+        "experts" if experts else "up_proj",
+    }
 
 
 @pytest.mark.parametrize("experts", [False, True])
@@ -54,7 +81,7 @@ def test_a_saved_model_needs_no_adapter(experts, tiny, tmp_path):
     Nothing moves.
     """
     model, tokenizer = tiny
-    model = adapted(small_mixtral() if experts else model)
+    model = add_adapter(small_mixtral() if experts else model)
     assert experts == any("experts.lora_B" in name for name, _ in model.named_parameters())
     before = copy.deepcopy(model.state_dict())
     lora.save_merged(model, tokenizer, tmp_path)
@@ -67,15 +94,16 @@ def test_a_saved_model_needs_no_adapter(experts, tiny, tmp_path):
     )
 
 
-def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path, unequal):
+def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
     """arca: two steps are one step, --resume and another, to the bit.
 
     The base does not move, the saved model does.
     """
-    saved(tmp_path / "start", toy.make_model(1, seed=0))
-    flags = "--task embedded --prompts-per-step 2 --prompts-per-update 2 --heldout 8"
+    save_model(tmp_path / "start", toy.make_model(1, seed=0))
+    flags = "--task embedded --smoke --prompts-per-step 2 --prompts-per-update 2 --heldout 8"
     flags += " --eval-groups 2 --toy-lines 1 --lr 1e-2 --save-every 1 --method arca --lora-rank 2"
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    whole = tmp_path / "whole"
+    cut = tmp_path / "cut"
     places = words_of("--model", tmp_path / "start", "--out", tmp_path)
     run_well(train, flags, *places, "--steps 2 --name whole")
     shutil.copytree(whole, cut)

@@ -41,7 +41,8 @@ def test_uniform_credit_is_not_concentrated_and_one_token_is_wholly():
 
     An advantage that replaces A = 0 counts as well.
     """
-    mask, names = torch.ones(1, 25).bool(), ("ess", "gini", "top_tenth")
+    mask = torch.ones(1, 25).bool()
+    names = ("ess", "gini", "top_tenth")
     for token_advantages, advantage, expected in (
         (torch.full((1, 25), -0.7), 0.0, (1, 0, 3 / 25)),
         (torch.eye(25)[:1], 1.0, (1 / 25, 24 / 25, 1)),

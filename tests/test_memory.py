@@ -1,17 +1,21 @@
 """harness/memory.py against counts by hand, and a table of docs/hardware.md against its script."""
 
-import math
 import re
+import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
-from made import DOCS
+from builders.case_files import DOCS
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from fast.rollout import row_bytes, rows_that_fit
+from fast.rollout import row_bytes
 from grpo import HEAD_CHUNK
 from harness import memory, parallel
-from harness.config import PAPER, TrainConfig, with_values
+from harness.config import PAPER, Machine, TrainConfig, with_values
+from harness.prepare import choose_batch_of_run
+from tasks import toy
+from tasks.problems import Task
 from tasks.rows import BadInput
 
 PAGE = (DOCS / "hardware.md").read_text(encoding="utf-8")
@@ -92,31 +96,47 @@ def test_parts_are_those_counted_by_hand():
     assert whole["copy"] == 0 < half["copy"]
 
 
-def test_a_rollout_s_bytes_and_how_many_fit(documented, monkeypatch):
-    """Rollouts fill four fifths of the free memory, in the model's dtype, and are at least one.
+def test_a_rollout_s_bytes_and_how_many_fit():
+    """Rollouts fill four fifths of the room that CUDA leaves, in the dtype, and are at least one.
 
-    A head's own width is read.
+    On a CPU they are 512. A head's own width is read.
     """
     # 3 layers, one head of 4 numbers; 2 query heads; 10 logits
-    model = AutoModelForCausalLM.from_config(TINY)
-    for dtype, size in ((torch.float32, 4), (torch.bfloat16, 2)):
+    for dtype, size in (("float32", 4), ("bfloat16", 2)):
         row = size * 100 * (24 + 16) + 160
-        for rows, expected in (7.01, 7), (6.99, 6), (0, 1):
-            free = int(rows * row / 0.8), 0
-            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda free=free: free)
-            assert rows_that_fit(model.to(dtype), 10, 90) == expected
+        for rows, expected in (7.01, 7), (6.99, 6), (0, 1), (-1e9, 1):
+            room = 2 + rows * row / 0.8 / 1e9
+            machine = Machine("cuda", dtype)
+            assert memory.choose_batch(TINY, machine, room, 10, 90) == expected
+    assert memory.choose_batch(TINY, Machine("cpu", "float32"), 0, 10, 90) == 512
     configs = (LlamaConfig(**SHAPE, intermediate_size=16, head_dim=dim) for dim in (4, 8))
     narrow, wide = (row_bytes(config, 256, 3, 2) for config in configs)
     assert wide - narrow == 259 * 2 * 3 * 4 * 2
-    large = documented["LARGE"]
-    bounded, free = (
-        memory.predict(large, flags(), 1, room)["sampling"] for room in (150, math.inf)
-    )
-    assert bounded < 150 < free  # a GPU's size bounds the cache
-    row, many = row_bytes(TINY, 256, 3000, 2), {"heldout": 9000}
-    for rows, changes in (1, {"generate_batch": 1}), (9000, many), (512, many | {"device": "cpu"}):
+    row = row_bytes(TINY, 256, 3000, 2)
+    many = {"heldout": 9000}
+    for rows, changes in (1, {"generate_batch": 1}), (9000, many), (512, {"generate_batch": 1024}):
         predicted = memory.predict(TINY, flags(**changes), 1)
         assert predicted["generating"] == pytest.approx(rows * row / 1e9)
+
+
+def test_the_default_batch_depends_on_the_gpu_s_size_and_not_on_what_is_free(monkeypatch):
+    """It fits beside what stays and a reward model, with the longest prompt.
+
+    Otherwise the samples of a run would depend on other processes.
+    """
+    config = flags(max_tokens=90, dtype="float32", rollouts_per_prompt=2)
+    problems = [{"problem": "a?"}, {"problem": "a=1+2;a?\n"}]  # of 9 tokens
+    task = Task("t", problems, [], lambda problem: problem["problem"], None)
+    model = AutoModelForCausalLM.from_config(TINY)
+    ranks = parallel.Ranks(0, 1, torch.device("cuda"))
+    parts = config, ranks, task, model, toy.make_tokenizer()
+    resident = memory.predict(TINY, config, 1)["resident"]
+    prm = torch.nn.Linear(10**4, 10**4, bias=False, device="meta"), None  # .4 GB
+    for free in (10**6, 10**10):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**10))
+        for reward_model, held in (None, 0), (prm, 0.4):
+            expected = memory.choose_batch(TINY, config.machine, 10 - resident - held, 9, 90)
+            assert choose_batch_of_run(*parts, reward_model) == expected > 1000
 
 
 @pytest.fixture
@@ -124,8 +144,9 @@ def plan(documented, monkeypatch):
     """A function that plans a run of 7.6B parameters, given a GPU's room and free disk in GB."""
 
     def plan(room: float, free: float, world: int, **changes) -> list[str]:
-        monkeypatch.setattr(memory, "room_gb", lambda device: room)
-        monkeypatch.setattr(memory, "free_gb", lambda folder: free)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, room * 1e9))
+        disk = SimpleNamespace(free=free * 1e9)
+        monkeypatch.setattr(shutil, "disk_usage", lambda folder: disk)
         ranks = parallel.Ranks(0, world, torch.device("cuda"))
         return memory.plan(documented["LARGE"], flags(**changes), ranks)
 
@@ -135,8 +156,8 @@ def plan(documented, monkeypatch):
 @pytest.mark.parametrize("room, free, warnings", [(80, 999, 0), (32, 999, 1), (32, 300, 2)])
 def test_the_plan_of_the_papers_recipe(room, free, warnings, plan, documented):
     """AdamW fits eight GPUs of 80 GB; the plan says so in numbers, and warns of too little room."""
-    first, disk, *others = plan(room, free, 8)
-    sampling = memory.predict(documented["LARGE"], flags(), 8, room)["sampling"]
+    first, disk, *others = plan(room, free, 8, generate_batch=99)
+    sampling = memory.predict(documented["LARGE"], flags(generate_batch=99), 8)["sampling"]
     words = f"memory per rank, predicted: 26.7 GB stay; sampling {sampling:.1f} GB, training "
     assert first.startswith(words)
     assert disk.startswith("a checkpoint takes 107 GB; 2 stay")

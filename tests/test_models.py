@@ -7,9 +7,19 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from made import ALONE, SMALL, assert_near, byte_tokenizer, saved, words_of
+from builders.commands import words_of
+from builders.near import assert_near
+from builders.runs import ALONE
+from builders.small_models import (
+    SMALL,
+    byte_tokenizer,
+    family_model,
+    save_model,
+    turns_tokenizer,
+)
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+import eval as evaluation
 import train
 from fast.prefill import shared_prefill
 from grpo import hf_generate, pad_left, rollout
@@ -46,8 +56,10 @@ def gguf_path(llama, tmp_path_factory) -> Path:
 
 
 def write_gguf(path: Path, model, tokenizer, architecture: str = "llama") -> None:
-    config, weights = model.config, model.state_dict()
-    heads, shared = config.num_attention_heads, config.num_key_value_heads
+    config = model.config
+    weights = model.state_dict()
+    heads = config.num_attention_heads
+    shared = config.num_key_value_heads
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(512)
@@ -104,7 +116,7 @@ def test_a_gguf_file_is_its_model_in_float32_and_is_saved_as_an_ordinary_folder(
             bound = weight.abs().max().item() / 127  # twice the rounding
             assert_near(model.state_dict()[key], weight, bound)
     assert "GGUF" not in capsys.readouterr().err  # its bar
-    again = AutoModelForCausalLM.from_pretrained(saved(tmp_path, model, tokenizer))
+    again = AutoModelForCausalLM.from_pretrained(save_model(tmp_path, model, tokenizer))
     for one in (tokenizer, AutoTokenizer.from_pretrained(tmp_path)):
         assert one("in 12")["input_ids"] == llama[1]("in 12")["input_ids"]
     for name, weight in model.state_dict().items():
@@ -118,7 +130,8 @@ def test_a_gguf_file_that_cannot_be_read_is_refused(
 
     So is a model's name whose package is not installed.
     """
-    cut, other = tmp_path / "cut.gguf", tmp_path / "other.gguf"
+    cut = tmp_path / "cut.gguf"
+    other = tmp_path / "other.gguf"
     cut.write_bytes(gguf_path.read_bytes()[:-3000])
     write_gguf(other, *llama, architecture="abacus")
     with models.loader_options("--model", str(other)) as options:
@@ -142,6 +155,74 @@ def test_the_package_holds_the_model():
     limits = dict(max_tokens=4, temperature=0.0)
     (text,) = rollout(model, tokenizer, ["The capital of France is"], 1, **limits).texts
     assert "Paris" in text
+
+
+GEMMA = dict(sliding_window=8, head_dim=16)
+EXPERTS = dict(head_dim=16, intermediate_size_mlp=48, num_local_experts=2)
+
+
+@pytest.mark.parametrize("spread", [1e-3, 0.5])
+@pytest.mark.parametrize(
+    "family, options, is_ours",
+    [
+        ("qwen2", {}, True),
+        ("gemma3_text", GEMMA, True),
+        ("gemma3_text", GEMMA | dict(final_logit_softcapping=30.0), False),
+        ("gemma2", GEMMA | dict(final_logit_softcapping=None), True),
+        ("gemma2", GEMMA | dict(final_logit_softcapping=500.0), False),
+        ("granite", dict(logits_scaling=1.0), True),
+        ("granite", dict(logits_scaling=1.1), False),
+        ("llama4_text", EXPERTS, False),
+    ],
+)
+def test_a_cap_or_a_scale_of_the_logits_is_found_at_any_size(family, options, is_ours, spread):
+    """Llama 4 has no base model under the name that its class gives."""
+    model = family_model(family, spread, **options)
+    before = model(torch.tensor([[1, 2, 3]])).logits
+    assert models.computes_as_ours(model, torch.tensor([[1, 2, 3]])) == is_ours
+    assert torch.equal(model(torch.tensor([[1, 2, 3]])).logits, before)  # no hook stays
+
+
+@pytest.fixture
+def without_embedding(tmp_path):
+    """The folder of a model whose tokenizer has two tokens more than there are embeddings.
+
+    One of them pads.
+    """
+    tokenizer = turns_tokenizer("<image>", "<pad>")
+    tokenizer.pad_token = "<pad>"
+    model = family_model(vocab_size=len(tokenizer) - 2, max_position_embeddings=512)
+    return Path(save_model(tmp_path / "model", model, tokenizer))
+
+
+def test_tokens_without_an_embedding_never_pad(without_embedding):
+    """Responses to prompts of unlike lengths are those of the model's own tokenizer."""
+    tokenizer = models.load_tokenizer("--model", str(without_embedding))
+    model = models.load_model(str(without_embedding), ALONE.device, tokenizer)
+    assert tokenizer.pad_token_id >= model.config.vocab_size
+    limits = dict(max_tokens=8, temperature=0.0)
+    texts = []
+    for one in (tokenizer, turns_tokenizer()):
+        texts.append(rollout(model, one, ["1+1=?", "1", "What is 12*7?"], 2, **limits).texts)
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("place", ["problem", "template"])
+def test_prompts_with_a_token_without_an_embedding_are_refused(
+    place, without_embedding, tmp_path, assert_refused
+):
+    """So is a template, for training and evaluation alike, before anything is sampled."""
+    problem = "Describe <image>." if place == "problem" else "Describe it."
+    row = f'{{"problem": "{problem}", "answer": "1"}}\n'
+    (tmp_path / "x.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 39 + row)
+    if place == "template":
+        (without_embedding / "chat_template.jinja").write_text("<image>{{ messages[0].content }}")
+    words = "no embedding for '<image>', which a prompt or its template has"
+    flags = words_of("--model", without_embedding, "--max-tokens 9 --out", tmp_path / "out")
+    data = words_of("--heldout 1 --eval-groups 1 --data", tmp_path / "x.jsonl")
+    assert_refused(train.main, [*flags, *data], "--model", words)
+    data = words_of("--bench amc23 --data", f"amc23={tmp_path / 'x.jsonl'}")
+    assert_refused(evaluation.main, [*flags, *data], "--model", words)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -6,7 +6,7 @@ import sys
 import matplotlib
 import matplotlib.pyplot as plt
 import pytest
-from made import DOCS
+from builders.case_files import DOCS
 
 SMALLER = {
     "LINES, WARMUP = 4, 500": "LINES, WARMUP = 1, 100",
@@ -44,7 +44,8 @@ def test_its_cells_run(cells, monkeypatch, capsys):
         assert "before each update of the first step: 0.0000, 0.0" in capsys.readouterr().out
         return
     assert smaller == 1 and figures == 3
-    omega, mask = names["omega"], names["mask"]
+    omega = names["omega"]
+    mask = names["mask"]
     assert (omega[mask] > 0).all() and not omega[~mask].any() and 0 < names["correct"].sum() < 8
     assert [*names["changes"]] == ["GRPO", "SHEAR", "SHEAR, mean weight 1"]
     assert "mean change of log-probability" in capsys.readouterr().out

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from made import DOCS, WITHOUT_LINUX
+from builders.case_files import DOCS, WITHOUT_LINUX
 
 import shear
 from integrations import shear_credit
@@ -43,6 +43,16 @@ advantages = correct.float() - 0.5
 {}
 assert token_advantages.equal(advantages[:, None] * omega)
 torch.save([hidden, mask, correct, omega], "omega.pt")
+
+import pathlib, pydoc, sys, warnings
+import shear_credit
+warnings.simplefilter("default")
+pathlib.Path("help.txt").write_text(pydoc.render_doc(shear_credit, renderer=pydoc.plaintext))
+sys.modules["trl"] = None
+try:
+    import shear_credit.trl_shear
+except ImportError as error:
+    pathlib.Path("error.txt").write_text(str(error))
 """
 
 
@@ -99,16 +109,22 @@ def test_an_editable_install_is_refused_in_a_sentence(sources):
     assert ended.returncode and "leave -e out" in ended.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("system", ["", WITHOUT_LINUX], ids=["here", "without Linux"])
-def test_the_example_of_the_readme_runs_from_an_empty_folder(wheel, tmp_path, system):
-    """With the installed package alone; the weights are those of the files here."""
+@pytest.fixture(scope="module", params=["", WITHOUT_LINUX], ids=["here", "without Linux"])
+def installed(wheel, tmp_path_factory, request) -> Path:
+    """The folder that EXAMPLE left, run with the installed package alone."""
+    folder = tmp_path_factory.mktemp("empty")
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     (example,) = re.findall(
         r"## SHEAR in a trainer of your own.*?```python\n(.*?)```", readme, re.S
     )
-    path = f"{wheel}:{system}"
-    run(path, tmp_path, "-W", "error", "-c", EXAMPLE.format(example)).check_returncode()
-    hidden, mask, correct, omega = torch.load(tmp_path / "omega.pt")
+    path = f"{wheel}:{request.param}"
+    run(path, folder, "-W", "error", "-c", EXAMPLE.format(example)).check_returncode()
+    return folder
+
+
+def test_the_example_of_the_readme_runs_from_an_empty_folder(installed):
+    """With the installed package alone; the weights are those of the files here."""
+    hidden, mask, correct, omega = torch.load(installed / "omega.pt")
     assert omega.equal(shear_credit.shear_weights(hidden, mask, correct))
     assert (omega[mask] != 1).any()
 
@@ -121,8 +137,8 @@ def run(wheel: Path | str, folder: Path, *words: str) -> subprocess.CompletedPro
     )
 
 
-def test_the_loop_of_the_docs_trains(wheel, tmp_path, taught):
-    """docs/scaling.md's, two steps of it; short, in plain PyTorch."""
+def test_the_loop_of_the_docs_trains(wheel, tmp_path, taught, monkeypatch):
+    """Two steps of docs/scaling.md's loop run with the installed package; it is short."""
     text = (DOCS / "scaling.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(import random.*?)```", text, re.S)
     assert sum(map(bool, program.split("\n"))) <= 34
@@ -136,24 +152,29 @@ def test_the_loop_of_the_docs_trains(wheel, tmp_path, taught):
     for theirs, ours in small.items():
         assert theirs in program
         program = program.replace(theirs, ours)
-    program += "assert all(weight.isfinite().all() for weight in model.parameters())\n"
-    program += "assert credit.shape == mask.shape and credit[mask].unique().numel() > len(credit)\n"
-    ended = run(wheel, tmp_path, "-c", program)
-    assert ended.returncode == 0, ended.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(wheel)
+    names = {}
+    exec(program, names)
+    for module in MODULES:
+        sys.modules.pop(f"shear_credit.{module}", None)
+    assert sys.modules.pop("shear_credit").__file__.startswith(str(wheel))
+    assert all(weight.isfinite().all() for weight in names["model"].parameters())
+    credit = names["credit"]
+    mask = names["mask"]
+    assert credit.shape == mask.shape and credit[mask].unique().numel() > len(credit)
 
 
-def test_without_trl_its_trainer_says_what_to_install(wheel, tmp_path):
-    """The versions that the extra "trl" names."""
-    program = "import sys; sys.modules['trl'] = None; import shear_credit.trl_shear"
-    ended = run(wheel, tmp_path, "-c", program)
+def test_without_trl_its_trainer_says_what_to_install(installed):
+    """The error names the versions of the extra "trl"."""
     needed = (ROOT / "integrations/requirements.txt").read_text().strip()
-    last = ended.stderr.splitlines()[-1]
-    assert last == f"ImportError: ShearGRPOTrainer needs TRL: pip install '{needed}'"
+    said = (installed / "error.txt").read_text()
+    assert said == f"ShearGRPOTrainer needs TRL: pip install '{needed}'"
 
 
-def test_help_says_what_nbar_is(wheel, tmp_path):
+def test_help_says_what_nbar_is(installed):
     """In the words of a shell's user, with the arguments and their defaults."""
-    printed = run(wheel, tmp_path, "-m", "pydoc", "shear_credit").stdout
+    printed = (installed / "help.txt").read_text()
     for words in (
         "nbar: the mean Euclidean norm of the group's",
         "window: int = 100",
@@ -174,7 +195,8 @@ def test_a_batch_s_groups_do_not_see_each_other(dtype):
     hidden[:, 10:16] = hidden[:1, 10:16]
     mask = torch.arange(40) >= torch.tensor([0, 10, 5, 3] * 3)[:, None]
     correct = torch.arange(12) % 4 < torch.tensor([2, 4, 1]).repeat_interleave(4)
-    given, sizes = (torch.randn(12), hidden, mask, correct), dict(window=8, stride=3, eps=0.1)
+    given = (torch.randn(12), hidden, mask, correct)
+    sizes = dict(window=8, stride=3, eps=0.1)
     credit = shear_credit.token_advantages(*given, group_size=4, **sizes)
     for start in range(0, 12, 4):
         group = [part[start : start + 4] for part in given]

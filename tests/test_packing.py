@@ -5,17 +5,10 @@ import dataclasses
 
 import pytest
 import torch
-from made import (
-    FAMILIES,
-    adapted,
-    assert_near,
-    family_model,
-    gradients,
-    random_prompts,
-    small_gpt2,
-    unlike_rollouts,
-)
-from make_believe import CUDA, Cuda
+from builders.near import assert_near
+from builders.rollouts import gradients, random_prompts, unlike_rollouts
+from builders.simulated_gpu import CUDA, Cuda
+from builders.small_models import FAMILIES, add_adapter, family_model, small_gpt2
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -40,7 +33,7 @@ def test_micro_batches_of_any_size_are_one_rollout_at_a_time(
     """
     plain = family_model(family, spread=0.3)
     if rank:
-        adapted(plain, rank)
+        add_adapter(plain, rank)
     model = copy.deepcopy(plain)
     policy = Policy(model, recompute, packing_of(model) if packs else PADDED)
     assert policy.layout == ((packing.pack_rollouts, packing.pack) if packs else PADDED)
@@ -62,12 +55,15 @@ def test_rollouts_of_one_prompt_compute_with_it_once(family, ragged, monkeypatch
     monkeypatch.setattr(packing, "SHORT", 0)
     # the prompt of each rollout, of 3, 9 and 9 tokens
     of_row = torch.tensor([2, 0, 1, 2, 1, 2, 2, 0])
-    ids, mask = ragged.prompt_ids[of_row // 2], ragged.prompt_mask[of_row.clamp_max(1)]
+    ids = ragged.prompt_ids[of_row // 2]
+    mask = ragged.prompt_mask[of_row.clamp_max(1)]
     rollouts = dataclasses.replace(ragged, prompt_ids=ids, prompt_mask=mask)
     assert packing.pack_rollouts(rollouts)[0].shape[1] == (2 + 8 + 8) + 8 + int(rollouts.mask.sum())
-    plain, pulls = family_model(family, spread=0.3), torch.randn(ragged.ids.shape)
+    plain = family_model(family, spread=0.3)
+    pulls = torch.randn(ragged.ids.shape)
     model = copy.deepcopy(plain)
-    policy, alone = Policy(model, layout=packing_of(model)), Policy(plain)
+    policy = Policy(model, layout=packing_of(model))
+    alone = Policy(plain)
     ours = score(policy, rollouts, temperature=0.7, micro_tokens=70)
     others = score(alone, rollouts, temperature=0.7, micro_tokens=1)
     for name in ("log_probs", "entropies", "hidden"):
@@ -135,7 +131,8 @@ def test_only_full_attention_packs(packs, family, options):
 
     Nor is a prompt of those read once.
     """
-    model, inputs = family_model(family, **options), random_prompts([60, 60])
+    model = family_model(family, **options)
+    inputs = random_prompts([60, 60])
     alike = [part[[0, 0]] for part in inputs]
     given = []
     prefill.shared_prefill(lambda *inputs, **limits: given.append(limits), model, *alike)
@@ -164,7 +161,8 @@ def test_the_kernel_of_a_gpu_is_given_what_sdpa_computes(monkeypatch):
         return scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale).transpose(0, 1)
 
     monkeypatch.setattr(packing, "varlen_attn", varlen_attn)
-    starts, places = torch.tensor([0, 4, 7, 8], dtype=torch.int32), ([4, 3, 1], [(0, 0)] * 3)
+    starts = torch.tensor([0, 4, 7, 8], dtype=torch.int32)
+    places = ([4, 3, 1], [(0, 0)] * 3)
     given = [torch.randn(1, heads, 8, 6).bfloat16() for heads in (4, 2, 2)]
 
     def attention(parts, starts):

@@ -10,15 +10,19 @@ import math
 import re
 
 import pytest
-from made import GOOD, HOSTILE, long_group, page_row, run_well
+from builders.commands import run_well
+from builders.pages import GOOD_ROW, HOSTILE, long_group, page_row
+from builders.runs import config_from
 
 from harness import files, page
+from harness.run import write_config
 from studies import page as command
 
 
 def data_of(text):
     """The data as a browser's parser reads it: all up to the first end tag."""
-    begin, end = '<script type="application/json" id="data">', "</script"
+    begin = '<script type="application/json" id="data">'
+    end = "</script"
     return json.loads(text.split(begin)[1].split(end)[0])
 
 
@@ -43,11 +47,13 @@ def test_hostile_text_cannot_leave_its_place():
 
     The text itself is kept to the letter.
     """
-    everything, flat = "".join(HOSTILE), [0.5] * len(HOSTILE)
+    everything = "".join(HOSTILE)
+    flat = [0.5] * len(HOSTILE)
     row = page_row(HOSTILE, flat, **dict.fromkeys(("problem", "answer", "reason"), everything))
     row["first_error"] = [0, everything, 3]
     row["weights"][everything] = flat
-    text, plain = page.as_html([[row]], everything), page.as_html([[GOOD]], "title")
+    text = page.as_html([[row]], everything)
+    plain = page.as_html([[GOOD_ROW]], "title")
     ((held,),) = data_of(text)
     assert held["tokens"] == HOSTILE and held["problem"] == everything
     assert text.isascii() and "unicode-bidi: isolate" in text
@@ -61,7 +67,7 @@ def test_the_policy_admits_this_script_and_this_style_only():
 
     The one link is the paper's.
     """
-    text = page.as_html([[GOOD]], "title")
+    text = page.as_html([[GOOD_ROW]], "title")
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1]
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
     for name, tag in (("script-src", "script"), ("style-src", "style")):
@@ -78,7 +84,8 @@ def test_the_policy_admits_this_script_and_this_style_only():
 
 def test_neighbouring_rows_of_one_step_are_a_group(tmp_path):
     """A step's second problem is a group of its own; a last line that is cut off is left out."""
-    path, rows = tmp_path / "samples.jsonl", []
+    path = tmp_path / "samples.jsonl"
+    rows = []
     for place, step in enumerate([1, 1, 2, 2, 2, 3]):
         rows.append(page_row([str(place)], [1.0], step=step))
     rows[4]["problem"] = "3+3?"
@@ -121,11 +128,36 @@ def test_before_and_after_are_one_group(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    "flags, floor",
+    [
+        ("", "0.124"),  # .05 ln 12
+        ("--window 100 --stride 25 --eps .1", "0.461"),
+        ("--eps 4 --eps-unit raw", ""),  # over a nbar that differs by group
+        ("--method grpo", ""),
+        ("--method-option reading=cost", ""),
+        ("--rescale mean1", ""),
+    ],
+)
+def test_the_floor_is_the_weight_of_equal_spans(flags, floor, tmp_path):
+    """It is eps ln(window), whatever the group's smallest weight is, and absent where unknown."""
+    files.append_rows(tmp_path / "samples.jsonl", [page_row(["a", "b"], [0.344, 1.0])])
+    write_config(config_from(flags.split()), tmp_path)
+    run_well(command, tmp_path)
+    (note,) = re.findall(r"<i>floor</i>(.*)", (tmp_path / "credit.html").read_text())
+    assert note == (f" ({floor}: even equal spans keep a distance)" if floor else "")
+    settings = json.loads((tmp_path / "config.json").read_text())
+    del settings["window"]
+    files.write_json(tmp_path / "config.json", settings)
+    assert command.main([str(tmp_path)]) == (2 if floor else 0)
+
+
+@pytest.mark.parametrize(
     "content", [None, b"", b"\xff\xfe\n", b"no json\n", b'{"step": 1, "reward": 0.5}\n']
 )
 def test_bad_samples_are_one_sentence(tmp_path, assert_refused, content):
     """The file is named, nothing is written, and an old page is left as it was."""
-    source, out = tmp_path / "samples.jsonl", tmp_path / "credit.html"
+    source = tmp_path / "samples.jsonl"
+    out = tmp_path / "credit.html"
     if content is not None:
         source.write_bytes(content)
     out.write_text("old")

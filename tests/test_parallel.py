@@ -4,15 +4,19 @@ The checks on two ranks run once, over gloo; the ranks leave their results.
 """
 
 import contextlib
+import dataclasses
 import io
 import json
 from pathlib import Path
 from unittest import mock
+from unittest.mock import Mock
 
-import made
 import pytest
 import torch
-from made import ALONE, RUN, adapted, assert_same_run, configured, on_two, small_mixtral, words_of
+from builders.commands import RUN_FLAGS, words_of
+from builders.processes import on_two
+from builders.runs import ALONE, assert_same_run, config_from, recipe_with
+from builders.small_models import add_adapter, small_mixtral
 from safetensors.torch import load_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
@@ -32,7 +36,7 @@ from tasks.rows import BadInput
 
 FLAGS = "--task embedded --toy-lines 2 --prompts-per-step 6 --rollouts-per-prompt 4 --prompts-per-update 3".split()
 FLAGS += "--lr 1e-3 --micro-tokens 256".split()
-TINY = [*RUN, *"--seed 1 --dynamic-sampling 2".split()]
+TINY = [*RUN_FLAGS, *"--seed 1 --dynamic-sampling 2".split()]
 CASES = {
     "attention": ["--method", "attention"],
     "replicas": ["--method", "shear", "--shard-over", "1"],
@@ -59,7 +63,7 @@ def one_step(
     ranks: Ranks, rollouts: Rollouts, flags: list[str]
 ) -> tuple[dict[str, torch.Tensor], dict]:
     """The change of each weight by `train.train_step`, given these rollouts, and its metrics."""
-    config = configured([*FLAGS, *flags])
+    config = config_from([*FLAGS, *flags])
     torch.manual_seed(1)  # on both ranks one model
     problems = [{"problem": str(i), "answer": rollouts.texts[5]} for i in range(6)]
     parts = "embedded", problems, problems, lambda problem: problem["problem"], grade
@@ -67,7 +71,9 @@ def one_step(
     model = small_mixtral() if flags == CASES["experts"] else toy.make_model(2, seed=1).eval()
     rank = config.credit.lora_rank
     if rank:
-        adapted(model, rank, std=0.1)  # otherwise the adapter is nothing yet, and credit uniform
+        add_adapter(
+            model, rank, std=0.1
+        )  # otherwise the adapter is nothing yet, and credit uniform
     with mock.patch.object(lora, "add"):  # it is there already
         run = build_run(Parts(config, task, model, toy.make_tokenizer()), None, ranks)
     drawn = [int(problem["problem"]) for problem in task.draw(0, 6, config.seed)]
@@ -82,7 +88,9 @@ def one_step(
         mesh = next(run.trained.parameters()).device_mesh
         assert mesh.ndim == (2 if config.machine.shard_over else 1)
     with mock.patch.object(harness.run, "fast_rollout", given):
-        metrics, _ = train.train_step(run, 0)
+        metrics, samples = train.train_step(run, 0)
+    # one rank measures the batch and logs it
+    assert ("reward" in metrics) == bool(samples) == ranks.main
     changes = {name: full(p).detach() - before[name] for name, p in run.trained.named_parameters()}
     sampled = dict(run.actor.model.named_parameters())
     for name, p in run.trained.model.named_parameters():
@@ -106,7 +114,7 @@ def on_two_ranks(folder: Path, rollouts: Rollouts, taught: str) -> None:
         if ranks.main:
             torch.save(changes, folder / f"{name}.pt")
     free = mock.patch.object(harness.run, "free_name", lambda config: f"of-{ranks.rank}")
-    out = Parts(configured([*FLAGS, "--out", str(folder)]), None, None, None)
+    out = Parts(config_from([*FLAGS, "--out", str(folder)]), None, None, None)
     with free, open_folder(out, ranks) as own:
         seen["folders"] = parallel.gather(own.name, ranks)
     model = toy.make_model(2, seed=1)
@@ -155,7 +163,8 @@ def two(taught, tmp_path_factory):
     torch.set_num_threads(1)
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("two")
-    model, tokenizer = toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
+    model = toy.make_model(2, seed=1).eval()
+    tokenizer = toy.make_tokenizer()
     prompts = [problem["problem"] for problem in toy.make_problems(6, 0, 2, 0)[0]]
     rollouts = rollout(model, tokenizer, prompts, 4, max_tokens=30, temperature=1.0, batch_size=24)
     on_two(on_two_ranks, folder, rollouts, taught)
@@ -169,7 +178,8 @@ def test_two_ranks_make_the_update_of_one(two, case):
     The changes agree to 1e-4 (relative L2) in float32 at lr 1e-3.
     """
     folder, rollouts, seen = two
-    other, is_rounded = torch.load(folder / f"{case}.pt"), case == "bfloat16"
+    other = torch.load(folder / f"{case}.pt")
+    is_rounded = case == "bfloat16"
     flags = ["--method", "shear"] if is_rounded or case == "replicas" else CASES[case]
     ours, metrics = one_step(ALONE, rollouts, flags)
     size = sum(change.square().sum() for change in ours.values()).sqrt()
@@ -240,25 +250,42 @@ def test_more_ranks_than_work_are_refused():
     """A rank without a prompt, or without a problem to evaluate, would fail in the middle."""
     for size in ("prompts_per_step", "heldout", "eval_groups"):
         with pytest.raises(BadInput, match=" 1: there are 2 ranks; raise it"):
-            prepare.check_ranks(made.flags(**{size: 1}), Ranks(0, 2, ALONE.device))
+            prepare.check_ranks(recipe_with(**{size: 1}), Ranks(0, 2, ALONE.device))
 
 
 @pytest.mark.parametrize(
     "end, status, said",
     [
         ("raise SystemExit(2)", 2, ""),
+        ("raise SystemExit(130)", 130, ""),
         ("os.kill(os.getpid(), 9)", 1, "rank 1 failed with status -9; the others were ended\n"),
     ],
 )
 def test_a_rank_that_fails_ends_the_others(end, status, said, tmp_path, capsys):
     """The launcher ends rank 0, which would wait for hours.
 
-    It adds no message to the status of bad input, which has its own.
+    It adds no message to the status of bad input or Ctrl-C, which have their own.
     """
     script = tmp_path / "script.py"
     script.write_text(f"import os, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(7200)")
     assert launch.launch(2, str(script), []) == status
     assert capsys.readouterr().err == said
+
+
+@pytest.mark.parametrize("fields, patience", [(["shutdown_timeout"], 86_400), ([], None)])
+def test_ranks_may_finish_a_step_where_the_launcher_lets_them(fields, patience, monkeypatch):
+    """torch 2.13 kills ranks after a time that one can set; 2.11 has no such setting."""
+    names = "min_nodes max_nodes nproc_per_node rdzv_backend rdzv_endpoint local_addr run_id "
+    names += "max_restarts signals_to_handle"
+    other = [(name, int, None) for name in fields]
+    config = dataclasses.make_dataclass("LaunchConfig", [*names.split(), *other])
+    started = Mock()
+    monkeypatch.setattr(launch, "LaunchConfig", config)
+    monkeypatch.setattr(launch, "elastic_launch", started)
+    assert launch.launch(2, "script.py", ["--flag"]) == 0
+    (given, _), _ = started.call_args
+    assert given.nproc_per_node == 2 and getattr(given, "shutdown_timeout", None) == patience
+    started.return_value.assert_called_once_with("-u", "script.py", "--flag")
 
 
 def test_checksums_of_shards_add_up_and_one_bit_shows():

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 
-from made import ROOT, RUN, WITHOUT_LINUX
+from builders.case_files import ROOT, WITHOUT_LINUX
+from builders.commands import RUN_FLAGS
 
 SCRIPT = r"""
 import sys
@@ -36,7 +37,7 @@ else:
 
 def test_without_linux_all_but_programs_run(tmp_path):
     """Training as by default, evaluation, and math-verify."""
-    command = [sys.executable, "-c", SCRIPT, *RUN]
+    command = [sys.executable, "-c", SCRIPT, *RUN_FLAGS]
     environment = {**os.environ, "PYTHONPATH": f"{WITHOUT_LINUX}:{ROOT}"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from made import ALONE, CHAT, SMALL, assert_near, flags, saved, turns_tokenizer, with_a_stop
+from builders.near import assert_near
+from builders.rollouts import rollouts_of
+from builders.runs import ALONE, recipe_with
+from builders.small_models import CHAT_TEMPLATE, SMALL, save_model, turns_tokenizer
 from torch.testing import assert_close
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -42,7 +45,7 @@ def folder(tmp_path_factory):
         vocab_size=WORDS + 1, max_position_embeddings=400, initializer_range=0.3, **SMALL
     )
     path = tmp_path_factory.mktemp("models") / "prm"
-    saved(path, ProcessRewardModel(config), turns_tokenizer(SEPARATOR))
+    save_model(path, ProcessRewardModel(config), turns_tokenizer(SEPARATOR))
     about = json.loads((path / "config.json").read_text())
     about |= {"architectures": ["Qwen2ForProcessRewardModel"], "num_labels": 2}
     about["auto_map"] = {"AutoModel": "modeling_qwen2_rm.Qwen2ForProcessRewardModel"}
@@ -57,7 +60,7 @@ def pair(folder):
 
 def respond(texts: list[str], stop: bool = True) -> Rollouts:
     """Rollouts of these texts, a token a byte, and the stop token."""
-    rollouts = with_a_stop(turns_tokenizer(), ["?"] * len(texts), texts)
+    rollouts = rollouts_of(turns_tokenizer(), ["?"] * len(texts), texts)
     return rollouts if stop else replace(rollouts, mask=rollouts.mask & (rollouts.ids != STOP))
 
 
@@ -78,7 +81,8 @@ def by_hand(pair, question: str, steps: list[str]) -> torch.Tensor:
     ids = torch.tensor(tokenizer(text)["input_ids"])
     with torch.no_grad():
         states = model.model(ids[None]).last_hidden_state[0]  # (L, h)
-    first, second = model.score[0], model.score[2]
+    first = model.score[0]
+    second = model.score[2]
     logits = (states @ first.weight.T + first.bias).relu() @ second.weight.T + second.bias  # (L, 2)
     good = (logits[:, 1] - logits[:, 0]).sigmoid()
     return good[ids == tokenizer.convert_tokens_to_ids(SEPARATOR)]
@@ -114,18 +118,13 @@ def test_a_token_belongs_to_the_step_in_which_its_first_character_lies(pair, sto
         assert step.tolist() == expected + [len(starts) - 1] * stop
 
 
-def test_micro_batches_and_order_do_not_matter(pair, monkeypatch):
+def test_micro_batches_and_order_do_not_matter(pair):
     """Alone, together or backwards: the same scores and steps.
 
     No forward has more than micro_tokens, padding included.
     """
-    shapes, forward = [], ProcessRewardModel.forward
-
-    def noted(self, ids):
-        shapes.append(ids.shape)
-        return forward(self, ids)
-
-    monkeypatch.setattr(ProcessRewardModel, "forward", noted)
+    shapes = []
+    pair[0].register_forward_pre_hook(lambda model, inputs: shapes.append(inputs[0].shape))
     questions = [f"{i}?" for i in range(len(TEXTS))]
     together = scored(pair, TEXTS, questions, 10**6)
     ((rows, _),) = shapes
@@ -140,8 +139,10 @@ def test_micro_batches_and_order_do_not_matter(pair, monkeypatch):
 
 def test_no_token_of_a_rollout_without_verdict_has_a_step(pair):
     """Its mask is empty; scores stay."""
-    texts, questions = TEXTS[:3], ["?"] * 3
-    rollouts, expected = respond(texts), scored(pair, texts, questions)
+    texts = TEXTS[:3]
+    questions = ["?"] * 3
+    rollouts = respond(texts)
+    expected = scored(pair, texts, questions)
     rollouts.mask[1] = False
     results = score_steps(pair, questions, rollouts, turns_tokenizer(), "\n\n", 1000)
     assert not len(results[1][1])
@@ -181,21 +182,25 @@ def test_what_exceeds_the_context_takes_the_last_score(pair):
 def test_folders_that_cannot_score_steps_are_refused(tmp_path):
     """Each in a sentence that begins with the flag and the folder."""
     config = Qwen2Config(vocab_size=WORDS + 1, **SMALL)
-    model, causal = ProcessRewardModel(config), Qwen2ForCausalLM(config)
+    model = ProcessRewardModel(config)
+    causal = Qwen2ForCausalLM(config)
     small = ProcessRewardModel(Qwen2Config(vocab_size=WORDS, **SMALL))
-    whole, plain = turns_tokenizer(SEPARATOR), turns_tokenizer(SEPARATOR, template=None)
-    losing = turns_tokenizer(SEPARATOR, template=CHAT.replace("m['content']", "m['content'][:30]"))
+    whole = turns_tokenizer(SEPARATOR)
+    plain = turns_tokenizer(SEPARATOR, template=None)
+    losing = turns_tokenizer(
+        SEPARATOR, template=CHAT_TEMPLATE.replace("m['content']", "m['content'][:30]")
+    )
     for name, parts, reason in (
         ("missing", None, "cannot be loaded"),
         ("causal", (causal, whole), r"not those of its config.json \(score"),
         ("other", (model, turns_tokenizer()), "0 separators of 2 steps"),
         ("plain", (model, plain), "no chat template"),
         ("losing", (model, losing), "1 separators of 2 steps"),
-        ("small", (small, whole), "another model's"),
+        ("small", (small, whole), "no embedding for '<extra_0>'"),
     ):
         folder = tmp_path / name
         if parts:
-            saved(folder, *parts)
+            save_model(folder, *parts)
         with pytest.raises(BadInput, match=f"^--prm {folder}: .*{reason}"):
             load_reward_model(str(folder), DEVICE, torch.float32)
 
@@ -224,7 +229,8 @@ def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path)
     rng = random.Random("scored")
     problems = [toy.make_problem(rng, 1) for _ in range(128)]
     questions = [problem["problem"] for problem in problems]
-    policy, tokenizer = toy.make_model(1, seed=0).eval(), toy.make_tokenizer()
+    policy = toy.make_model(1, seed=0).eval()
+    tokenizer = toy.make_tokenizer()
     pair = teacher.make_prm(policy, 1, set(), steps=50, seed=0)  # of 230 problems none to spare
     assert policy.config.vocab_size == len(tokenizer)
     for parameter in policy.parameters():
@@ -233,7 +239,7 @@ def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path)
     labels = []
     for problem, text in zip(problems, texts, strict=True):
         labels += teacher.good_lines(problem, text)
-    rollouts = with_a_stop(tokenizer, questions, texts)
+    rollouts = rollouts_of(tokenizer, questions, texts)
 
     def score(pair):
         return score_steps(pair, questions, rollouts, tokenizer, "\n", 4000)
@@ -243,14 +249,15 @@ def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path)
     assert 0.6 < sum(labels) / len(labels) < 0.85
     assert (is_good == torch.tensor(labels)).float().mean() > 0.87
     assert results[0][1].tolist() == [0] * 12 + [1] * 4
-    loaded = load_reward_model(saved(tmp_path / "toy", *pair), DEVICE, torch.float32)
+    loaded = load_reward_model(save_model(tmp_path / "toy", *pair), DEVICE, torch.float32)
     assert_near(score(loaded), results, 0)
 
 
 @pytest.mark.parametrize("lines", [1, 3])
 def test_toy_labels_are_bad_from_the_first_error_on(lines):
     """The verifier's first wrong token, counted in lines; the box counts as one."""
-    rng, seen = random.Random(lines), set()
+    rng = random.Random(lines)
+    seen = set()
     for _ in range(200):
         problem = toy.make_problem(rng, lines)
         text = toy.demonstrate(problem, rng)
@@ -278,6 +285,6 @@ def test_forbidden_prompts_are_not_demonstrated():
 def test_a_resumed_run_is_not_taught_another_reward_model(tmp_path):
     """Its model does not have the lessons yet that the first one was made from: `prm/` must be there."""
     task = Task("embedded", [], [], None, None)
-    parts = Parts(flags(task="embedded", resume="a run"), task, None, None)
+    parts = Parts(recipe_with(task="embedded", resume="a run"), task, None, None)
     with pytest.raises(BadInput, match="prm"):
         own_prm(parts, tmp_path, ALONE)

@@ -12,7 +12,7 @@ docs/records/grading.md lists all of these.
 """
 
 import pytest
-from made import cases
+from builders.case_files import cases
 
 from grading import sandbox
 from grading.sandbox import SandboxError

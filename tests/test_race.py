@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from made import LIMITS, RACES, race_problem
+from builders.groups import LIMITS, RACES, race_problem
 from torch.testing import assert_close
 
 from fast import distances
@@ -77,8 +77,10 @@ def test_scalings_stay_in_range_at_any_eps(eps, size):
     scales = 10 ** torch.linspace(-3, 2, size)[:, None]
     x, y = (torch.randn(5, size, 3, generator=generator) * scales for _ in "xy")
     y[:, : size // 2] += 50
-    costs, limits = torch.cdist(x, y), dict(max_iters=60, tol=1e-3)
-    tokens, far = torch.arange(5 * size).view(5, size), 1e4 * eps + 200
+    costs = torch.cdist(x, y)
+    limits = dict(max_iters=60, tol=1e-3)
+    tokens = torch.arange(5 * size).view(5, size)
+    far = 1e4 * eps + 200
     spread = torch.full((5 * size, 5 * size), far)
     for points, cost in zip(tokens, costs, strict=True):
         spread[points[:, None], points] = cost  # a block each; the other pairs are far

@@ -2,14 +2,16 @@
 
 import dataclasses
 import math
+import time
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from made import ALONE, cases, configured, made_batch, text_of
+from builders.case_files import cases, text_of
+from builders.rollouts import batch_of
+from builders.runs import ALONE, config_from
 from transformers.modeling_outputs import CausalLMOutput
 
 from credit.measures import credit_vs_first_error, sample_rows, step_metrics, worked_example
@@ -38,10 +40,12 @@ def step():
     problems = [{"problem": "a=1+2;a?\n", "answer": "3"}] * 2
     parts = dict(problems=problems, reasons=["wrong", "wrong", "correct", "truncated"])
     parts |= dict(entropies=0.25 * mask, stats={"sinkhorn_error": np.array([1.0, 2])})
-    batch = made_batch(rewards, rollouts, 2, **parts)
+    batch = batch_of(rewards, rollouts, 2, **parts)
     task = Task("embedded", [], [], None, grade_math, first_error=toy.first_error)
     weights = torch.ones(ids.shape)
-    weights[2], weights[3, :12], weights[3, 12:] = 0.5, 0.1, 0.9
+    weights[2] = 0.5
+    weights[3, :12] = 0.1
+    weights[3, 12:] = 0.9
     batch.token_advantages = weights * batch.advantages[:, None]
     return tokenizer, task, batch, weights
 
@@ -110,11 +114,11 @@ def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
     Rare counts have a row of their own where they are not 0, and so have benchmarks. Seconds of a
     phase add up.
     """
-    times = SimpleNamespace(perf_counter=Mock(side_effect=[0, 1, 3, 7.5]))
-    monkeypatch.setattr(report, "time", times)
-    clock = report.Clock(torch.device("cpu"))
-    for phase in ("score", "weights", "score"):
-        clock.lap(phase)
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "perf_counter", Mock(side_effect=[0, 1, 3, 7.5]))
+        clock = report.Clock(torch.device("cpu"))
+        for phase in ("score", "weights", "score"):
+            clock.lap(phase)
     assert clock.laps == {"score": 5.5, "weights": 2}
     legend, *first = report.step_lines(METRICS, 40, 0)
     assert " ".join(legend.split()) == report.LEGEND
@@ -133,7 +137,7 @@ def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
 
 
 def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp_path, monkeypatch):
-    """Steps logged without such weights leave a gap.
+    """Steps logged without such weights leave a gap, as do those without a mixed group.
 
     The floor is there if eps is known; the axes of the weights begin below 0.
     """
@@ -142,15 +146,17 @@ def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp
     monkeypatch.setattr(save, lambda figure, *_, **options: drawn.append(figure.axes))
     known = METRICS | dict(step=2, weight_before=0.1, weight_after=0.3, eps_over_nbar=0.05)
     after = BEFORE | {"greedy": (0.5, 0.1, 512)}
-    for history in ([METRICS], [METRICS, known]):
-        report.plot(history, BEFORE, after, configured([]), tmp_path / "curve.png")
+    equal = known | dict(step=3, equal_groups=1.0, weight_mean=1.0)
+    for history in ([METRICS], [METRICS, known, equal]):
+        report.plot(history, BEFORE, after, config_from([]), tmp_path / "curve.png")
     (_, mean), (rewards, weights) = drawn
     held_out = [bars.lines[0].get_xydata().tolist() for bars in rewards.containers]
-    assert held_out[0] == [[0, 0.344], [2, 0.5]]
+    assert held_out[0] == [[0, 0.344], [3, 0.5]]
     of_steps = [line.get_ydata().tolist() for line in rewards.lines]
-    assert of_steps[:2] == [[0.43] * 2, [0.0625] * 2]
+    assert of_steps[:2] == [[0.43] * 3, [0.0625, 0.0625, 1]]
     assert [line.get_ydata()[0] for line in mean.lines] == [0.264, 0]
-    expected = [[0.264] * 2, [math.nan, 0.1], [math.nan, 0.3], [0.05 * math.log(12)] * 2, [0, 0]]
+    expected = [[0.264, 0.264, math.nan], [math.nan, 0.1, 0.1], [math.nan, 0.3, 0.3]]
+    expected += [[0.05 * math.log(12)] * 2, [0, 0]]
     for line, values in zip(weights.lines, expected, strict=True):
         assert line.get_ydata() == pytest.approx(values, nan_ok=True)
     for axes in (mean, rewards, weights):
@@ -164,7 +170,8 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     The settings are left to config.json.
     """
     monkeypatch.chdir(tmp_path)
-    config, folder = configured([]), Path("runs/embedded-shear-1")
+    config = config_from(["--generate-batch", "512"])
+    folder = Path("runs/embedded-shear-1")
     folder.mkdir(parents=True)
     report.print_plan(config, folder, ["a note of many words " * 6, "a key \x1b[31m\u202e"])
     example = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
@@ -184,7 +191,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     assert "samples" not in last["after"] and (folder / "curve.png").exists()
     for when in ("before", "after"):
         assert files.read_lines(folder / f"{when}.jsonl") == rows
-    report.print_before(configured(["--window", "14"]), folder, BEFORE)
+    report.print_before(config_from(["--window", "14"]), folder, BEFORE)
     report.print_after(config, folder, BEFORE, after, [METRICS | {"grad_norm": 0.0}] * 2)
     printed = " ".join(capsys.readouterr().out.split())
     assert "nothing was learned: no mixed groups; docs/faq.md says what to change" in printed
@@ -211,7 +218,7 @@ def test_equal_rewards_are_explained(tmp_path, capsys):
 
     The causes are the shares of responses that are cut off or have no answer.
     """
-    config = configured(["--model", "M", "--method", "grpo"])
+    config = config_from(["--model", "M", "--method", "grpo"])
     for first, second in ((0, 0), (1, 1), (0.5, 0.5), (0.25, 0)):
         found = METRICS | dict(truncated=0.9, no_answer=0.1)
         with report.step_log(config, tmp_path, ALONE) as log:

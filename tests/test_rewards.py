@@ -11,7 +11,7 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from made import cases
+from builders.case_files import cases
 
 import rewards
 from grading import sandbox, workers

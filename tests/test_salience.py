@@ -9,7 +9,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from made import byte_tokenizer, flags, learned, with_a_stop
+from builders.rollouts import rollouts_of
+from builders.runs import recipe_with
+from builders.small_models import byte_tokenizer, fill_adapter
 
 from credit import lora, salience
 from credit.salience import Answer, answer_places
@@ -36,9 +38,9 @@ def asked(tiny):
     """
     model, tokenizer = tiny
     prompts = ["a=1+2;b=a*7;b?\n", "b=4-1;b?\n"] * 3
-    parts = Parts(flags(micro_tokens=100), None, model, tokenizer)
+    parts = Parts(recipe_with(micro_tokens=100), None, model, tokenizer)
     context = credit_context(parts, Policy(model), step=4)
-    return with_a_stop(tokenizer, prompts[:5], TEXTS), context
+    return rollouts_of(tokenizer, prompts[:5], TEXTS), context
 
 
 def encoded(tokenizer, text: str) -> Rollouts:
@@ -196,7 +198,7 @@ def test_adapter_residual_is_the_distance_of_two_models(asked):
 
     lora.add(model, 2, seed=0)
     assert residual().abs().max() == 0
-    learned(model)
+    fill_adapter(model)
     ours = residual()
     for row, inside in enumerate(rollouts.mask):
         ids, offset = whole(rollouts, row)
@@ -233,12 +235,13 @@ def test_attention_entropy_is_that_of_the_middle_layer(asked):
         assert 0 <= ours[row, token] <= 1
 
 
-def test_attention_is_restored_after_a_failure(asked, monkeypatch):
+def test_attention_is_restored_after_a_failure(asked):
     """A pass that runs out of memory leaves neither the hook nor the plain kernel behind."""
     rollouts, context = asked
-    monkeypatch.setattr(salience, "end_to_end", lambda part: 1 / 0)
+    hook = context.policy.model.base_model.register_forward_pre_hook(lambda *inputs: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         salience.attention_entropy(rollouts, context)
+    hook.remove()
     model = context.policy.model
     assert model.config._attn_implementation == "sdpa"
     assert not any(layer.self_attn._forward_hooks for layer in model.model.layers)

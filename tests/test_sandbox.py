@@ -14,7 +14,7 @@ from pathlib import Path
 
 import isolation
 import pytest
-from made import cases
+from builders.case_files import cases
 
 from grading import sandbox
 from grading.sandbox import Output, SandboxError, run_program

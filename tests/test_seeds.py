@@ -9,13 +9,15 @@ from typing import NamedTuple
 
 import pytest
 import torch
-from made import ALONE, configured, with_a_stop, words_of
+from builders.commands import words_of
+from builders.rollouts import rollouts_of
+from builders.runs import ALONE, config_from
+from builders.stand_ins import hear_no_other_ranks, replace_sampler
 from transformers import AutoTokenizer
 
-import harness.run
 import train
 from credit import teacher
-from harness import evaluation, parallel, prepare
+from harness import prepare
 from harness.files import append_rows
 from harness.parallel import Ranks
 from harness.prepare import give_lessons, load_parts
@@ -48,7 +50,9 @@ def starts(tmp_path_factory):
 
     The lessons teach nothing.
     """
-    made, lessons, plain = [], [], toy.demonstrations
+    made = []
+    lessons = []
+    plain = toy.demonstrations
     order = []
 
     def demonstrations(lines, forbidden, rng):
@@ -66,7 +70,9 @@ def starts(tmp_path_factory):
             )
         for name, seed in (("a", 0), ("b", 0), ("c", 1)):
             out = str(tmp_path_factory.mktemp("runs"))
-            config = configured([*FLAGS.split(), "--seed", str(seed), "--out", out, "--name", name])
+            config = config_from(
+                [*FLAGS.split(), "--seed", str(seed), "--out", out, "--name", name]
+            )
             lessons.clear()
             parts = load_parts(config, ALONE)
             with open_folder(parts, ALONE) as folder:
@@ -100,9 +106,10 @@ def test_what_is_held_out_of_a_file_depends_on_the_seed(qwen_folder, tmp_path):
     path = tmp_path / "problems.jsonl"
     append_rows(path, [{"problem": str(number), "answer": "1"} for number in range(40)])
     words = words_of("--model", qwen_folder, "--data", path, "--heldout 8 --eval-groups 8")
-    tokenizer, heldout = AutoTokenizer.from_pretrained(qwen_folder), []
+    tokenizer = AutoTokenizer.from_pretrained(qwen_folder)
+    heldout = []
     for seed in "001":
-        config = configured([*words, "--max-tokens", "9", "--seed", seed])
+        config = config_from([*words, "--max-tokens", "9", "--seed", seed])
         heldout.append(texts(prepare.make_task(config, tokenizer, 512)[1].heldout))
     assert heldout[0] == heldout[1] != heldout[2]
 
@@ -113,23 +120,23 @@ def asked(starts, monkeypatch):
 
     It takes the seed, and the rank of two.
     """
-    calls, orders, (first, sets, _) = [], [], starts[0]
+    calls = []
+    orders = []
+    first, sets, _ = starts[0]
 
     def rollout(model, tokenizer, prompts, count, *, temperature, **options):
         calls.append(Asked(tuple(prompts), temperature, torch.rand(()).item()))
         prompts = [prompt for prompt in prompts for _ in range(count)]
         # All alike: no group has a signal, and --dynamic-sampling replaces all of them.
-        return with_a_stop(tokenizer, prompts, [r"\boxed{3}"] * len(prompts))
+        return rollouts_of(tokenizer, prompts, [r"\boxed{3}"] * len(prompts))
 
     def backward(run, batch, minibatch):
         orders.append(minibatch.tolist())
         return dict.fromkeys(("loss", "clip_share", "abs_log_ratio", "grad_norm"), 0.0)
 
-    for module in (harness.run, evaluation):
-        monkeypatch.setattr(module, "fast_rollout", rollout)
+    replace_sampler(monkeypatch, rollout)
+    hear_no_other_ranks(monkeypatch)
     monkeypatch.setattr(train, "backward", backward)
-    monkeypatch.setattr(parallel, "gather", lambda value, ranks: [value])
-    monkeypatch.setattr(parallel, "total", lambda sums, ranks: sums)
 
     def ask(
         part, *inputs, seed: int = 0, rank: int = 0, sets=sets
@@ -151,7 +158,8 @@ def test_steps_differ_by_seed_step_and_rank(asked):
 
     Problems, also those that replace others, differ by seed, step and round.
     """
-    places, seen = [*product((0, 1), (2, 1, 0), (0, 1))], {}
+    places = [*product((0, 1), (2, 1, 0), (0, 1))]
+    seen = {}
     for seed, step, rank in places:
         seen[seed, step, rank] = asked(train.train_step, step, seed=seed, rank=rank)
     assert {len(calls) for calls, _ in seen.values()} == {3}

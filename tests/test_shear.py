@@ -8,7 +8,8 @@ import numpy as np
 import ot
 import pytest
 import torch
-from made import SPANS, assert_near, group, weighed, weights
+from builders.groups import SPANS, random_group, weigh, weights
+from builders.near import assert_near
 from scipy.spatial.distance import cdist, cosine
 from torch.nn.functional import pad
 from torch.testing import assert_close
@@ -32,7 +33,9 @@ EXACT = dict(tol=1e-7, max_iters=5000)  # what float32 reaches
 
 def paper_spans(length: int, window: int, stride: int) -> list[tuple[int, int]]:
     """Eq. (2) with the paper's 1-based a_k, b_k, until one reaches the end."""
-    spans, k, b = [], 1, 0
+    spans = []
+    k = 1
+    b = 0
     while b < length:
         a = 1 + (k - 1) * stride
         b = min(a + window - 1, length)
@@ -93,14 +96,14 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
 
     One rollout is empty and one below the window.
     """
-    hidden, mask, correct = group(lengths=(17, 12, 4, 14, 9, 0))
+    hidden, mask, correct = random_group(lengths=(17, 12, 4, 14, 9, 0))
     slow = slow_closest(hidden, mask, correct, name, eps=0.5, **SPANS)
     pool = np.mean if options.get("pool") else np.max
     expected = torch.zeros(mask.shape, dtype=torch.float64)
     for row, token in mask.nonzero().tolist():
         covering = [distance for start, end, distance, *_ in slow[row] if start <= token < end]
         expected[row, token] = pool(covering)
-    ours = weighed(hidden, mask, correct, eps=0.5, **options, **SPANS, **EXACT)
+    ours = weigh(hidden, mask, correct, eps=0.5, **options, **SPANS, **EXACT)
     assert ours.omega.dtype == torch.float32
     assert_near(ours.omega.double(), expected, 1e-5 if name == "mmd" else 2e-6)
     if not options:  # and shear.py and sinkhorn.py alone
@@ -125,7 +128,7 @@ def test_spans_cover_every_token_and_stop_at_the_end(length):
 
 def test_default_tolerance_is_close_to_the_limit():
     """At the defaults' eps, tolerance and cap, weights are within 1% of a converged solve."""
-    hidden, mask, correct = group(1)
+    hidden, mask, correct = random_group(1)
     rough = weights(hidden, mask, correct, **SPANS)
     exact = weights(hidden, mask, correct, tol=1e-5, max_iters=3000, **SPANS)
     assert_close(rough, exact, atol=0, rtol=1e-2)
@@ -136,7 +139,7 @@ def test_scale_and_order_and_padding_change_nothing():
 
     The scale changes nothing because eps is in units of nbar.
     """
-    hidden, mask, correct = group(3, lengths=(6, 6, 6, 6, 6))
+    hidden, mask, correct = random_group(3, lengths=(6, 6, 6, 6, 6))
     options = dict(window=6, stride=6, tol=1e-6, max_iters=2000)
     omega = weights(hidden, mask, correct, **options)
 
@@ -158,7 +161,7 @@ def test_scale_and_order_and_padding_change_nothing():
 
 def test_chunking_changes_nothing(monkeypatch):
     """Pairs are solved on their own, so the chunk size is invisible (of the race: test_race.py)."""
-    hidden, mask, correct = group(4, lengths=(9, 12, 4, 7), shared=3)
+    hidden, mask, correct = random_group(4, lengths=(9, 12, 4, 7), shared=3)
     whole = weights(hidden, mask, correct, reading="cost", **SPANS)
     monkeypatch.setitem(ablations.TILE_ENTRIES, "cpu", 300)
     assert_near(weights(hidden, mask, correct, reading="cost", **SPANS), whole, 2e-6)
@@ -169,10 +172,11 @@ def test_no_opposing_set_means_weight_one():
 
     An empty rollout is in neither set.
     """
-    hidden, mask, correct = group(5)
+    hidden, mask, correct = random_group(5)
     for verdicts in (torch.ones(5), torch.zeros(5)):
         assert torch.equal(weights(hidden, mask, verdicts, **SPANS), mask.float())
-    mask[1], mask[3] = False, False  # the two right rollouts have no verdict
+    mask[1] = False
+    mask[3] = False  # the two right rollouts have no verdict
     assert torch.equal(weights(hidden, mask, correct, **SPANS), mask.float())
 
 
@@ -181,7 +185,7 @@ def test_zero_states_have_weight_zero_and_states_that_are_not_finite_are_refused
 
     A NaN on a response token would spread silently into the group's credit.
     """
-    hidden, mask, correct = group(8)
+    hidden, mask, correct = random_group(8)
     assert weights(0 * hidden, mask, correct, **SPANS).abs().max() == 0
     for value in (math.nan, math.inf):
         hidden[0, 3, 0] = value
@@ -191,7 +195,7 @@ def test_zero_states_have_weight_zero_and_states_that_are_not_finite_are_refused
 
 def test_rollout_normalisation_evens_out_the_means():
     """normalize="rollout": every rollout's mean weight is the group's, its profile is kept."""
-    hidden, mask, correct = group(10)
+    hidden, mask, correct = random_group(10)
     plain = weights(hidden, mask, correct, **SPANS)
     even = weights(hidden, mask, correct, normalize="rollout", **SPANS)
     means = even.sum(1) / mask.sum(1)
@@ -212,7 +216,7 @@ def test_rollout_normalisation_leaves_dust_alone():
 
 def test_advantages_are_rollout_advantages_times_weights():
     """Alg. 1 line 18: the sign of A stays; 0 outside of the mask; a constant for autograd."""
-    hidden, mask, correct = group(12)
+    hidden, mask, correct = random_group(12)
     hidden.requires_grad_()
     advantages = torch.linspace(-1, 1, 5)
 
@@ -241,10 +245,10 @@ def test_the_hooks_of_training_give_the_plain_weights(kind, dtype):
 
     That solves every pair and takes differences of states; nbar is in float32.
     """
-    hidden, mask, correct = group(13, **kind)
+    hidden, mask, correct = random_group(13, **kind)
     hidden = hidden.to(dtype)
     plain = shear_weights(hidden, mask, correct, **SPANS).omega
-    ours, nbar, closest = weighed(hidden, mask, correct, **SPANS)
+    ours, nbar, closest = weigh(hidden, mask, correct, **SPANS)
     assert_close(ours, plain, atol=1e-6, rtol=1e-5)
     assert plain[mask].min() >= 0 and plain.max() > 0.01
     assert nbar == pytest.approx(hidden[mask].float().norm(dim=-1).mean().item())
@@ -257,10 +261,10 @@ def test_statistics_are_of_every_solved_group_and_reading():
     Other distances and groups of one verdict solve nothing. The numbers show that training races
     with the iterations and the tolerance of the settings.
     """
-    hidden, mask, correct = group(14)
+    hidden, mask, correct = random_group(14)
 
     def closest(correct=correct, **options):
-        return weighed(hidden, mask, correct, **SPANS, **options).closest
+        return weigh(hidden, mask, correct, **SPANS, **options).closest
 
     of_cost = closest(reading="cost")
     assert len(of_cost.iterations) == len(of_cost.error)
@@ -273,7 +277,7 @@ def test_statistics_are_of_every_solved_group_and_reading():
 @pytest.mark.parametrize("options", [dict(), dict(reading="cost")])
 def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
     """W_eps(C) / nbar = W_{eps / nbar}(C / nbar): raw eps is eps / nbar in the other unit."""
-    hidden, mask, correct = group(15)
+    hidden, mask, correct = random_group(15)
     nbar = hidden[mask].norm(dim=-1).mean().item()
     raw = Shear(eps=0.7, eps_unit="raw", **SPANS)
     given = shear_options(raw, **options)
@@ -298,4 +302,4 @@ def test_eps_may_be_in_units_of_nbar_or_of_the_distances(options):
 def test_bad_options_are_named(options, message):
     """Before anything is solved."""
     with pytest.raises(ValueError, match=message):
-        weights(*group(14), **options)
+        weights(*random_group(14), **options)

@@ -8,7 +8,7 @@ import numpy as np
 import ot
 import pytest
 import torch
-from made import assert_near
+from builders.near import assert_near
 from torch.nn.functional import pad
 
 import sinkhorn as module
@@ -39,7 +39,9 @@ def test_value_cost_and_plan_agree_with_pot(eps):
 
     Both agree to 1e-6, with any masses.
     """
-    cost, a, b = clouds(0, 12, 9), random_masses(1, 12), random_masses(2, 9)
+    cost = clouds(0, 12, 9)
+    a = random_masses(1, 12)
+    b = random_masses(2, 9)
     ours = sinkhorn(cost, a, b, eps=eps, **EXACT)
     theirs = ot.solve(
         cost.numpy(), a.numpy(), b.numpy(), reg=eps, reg_type="KL", max_iter=100_000, tol=1e-13
@@ -65,7 +67,8 @@ def test_value_is_a_lower_bound_that_only_grows():
 def test_a_batch_equals_a_loop():
     """Problems stop on their own, so solving 6 at once is solving each alone, to rounding."""
     cost = clouds(5, 7, 6, batch=(2, 3)).float()
-    a, b = random_masses(6, 2, 3, 7).float(), random_masses(7, 2, 3, 6).float()
+    a = random_masses(6, 2, 3, 7).float()
+    b = random_masses(7, 2, 3, 6).float()
     together = sinkhorn(cost, a, b, eps=0.1)
     assert together.iterations.unique().numel() > 1  # they do stop at different times
     for at in itertools.product(range(2), range(3)):
@@ -83,8 +86,10 @@ def test_points_without_mass_contribute_nothing(fill):
     """
     cost = clouds(8, 5, 4)
     padded = pad(cost, (0, 5, 0, 3), value=fill)
-    a, b = pad(torch.ones(5).double(), (0, 3)), pad(torch.ones(4).double(), (0, 5))
-    plain, ours = sinkhorn(cost, eps=0.1), sinkhorn(padded, a / a.sum(), b / b.sum(), eps=0.1)
+    a = pad(torch.ones(5).double(), (0, 3))
+    b = pad(torch.ones(4).double(), (0, 5))
+    plain = sinkhorn(cost, eps=0.1)
+    ours = sinkhorn(padded, a / a.sum(), b / b.sum(), eps=0.1)
     assert_near(ours.value, plain.value, 1e-12)
     assert_near(ours.value_linear, plain.value_linear, 1e-12)
     assert_near(ours.plan, pad(plain.plan, (0, 5, 0, 3)), 1e-12)

@@ -3,13 +3,16 @@
 import gzip
 import json
 from contextlib import nullcontext
+from unittest.mock import Mock
 
 import datasets
 import huggingface_hub
 import pytest
 import torch
+from builders.case_files import cases, rows_of_text
+from builders.commands import raising, words_of
+from builders.runs import config_from
 from datasets import Dataset, DatasetDict
-from made import cases, configured, failing, table, words_of
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
@@ -19,7 +22,7 @@ from harness.files import append_rows
 from harness.prepare import make_task
 from integrations.trl_rewards import without_bos
 from rewards import grade_math
-from tasks import toy
+from tasks import problems, toy
 from tasks.benchmarks import load_benchmark
 from tasks.problems import (
     HUB,
@@ -32,7 +35,7 @@ from tasks.problems import (
     render,
     text_task,
 )
-from tasks.rows import BadInput
+from tasks.rows import BadInput, read_rows
 
 MATH = INSTRUCTIONS["math"]
 
@@ -86,7 +89,7 @@ def test_verdicts_go_to_the_right_problem_and_cut_responses_score_zero():
 def made_task(tokenizer, tmp_path, rows: list[dict], context: int, words: str):
     """The task of these rows, with the configuration and the notes."""
     append_rows(tmp_path / "x.jsonl", rows)
-    config = configured(words_of("--model M --data", tmp_path / "x.jsonl", words))
+    config = config_from(words_of("--model M --data", tmp_path / "x.jsonl", words))
     return make_task(config, tokenizer, context)
 
 
@@ -133,7 +136,8 @@ def test_sizes_that_were_not_given_shrink_to_the_data_and_the_context(words, siz
 
 def sizes_of(config) -> tuple:
     """What shrinks."""
-    sampling, updates = config.sampling, config.optimisation.prompts_per_update
+    sampling = config.sampling
+    updates = config.optimisation.prompts_per_update
     return config.problems.heldout, sampling.prompts_per_step, updates, sampling.max_tokens
 
 
@@ -154,6 +158,19 @@ def test_a_prompt_that_loses_a_tenth_of_its_characters_is_refused(prompt, decode
     """Spaces, and other forms of a letter, are not lost."""
     with pytest.raises(BadInput, match="loses 1 of the 10") if is_lost else nullcontext():
         check_readable(prompt, decoded)
+
+
+@pytest.mark.parametrize("rows, decoded", [(10, 10), (30, 15), (250, 20)])
+def test_twenty_prompts_find_a_tokenizer_that_loses_characters(
+    rows, decoded, qwen, tmp_path, monkeypatch
+):
+    """At most so many are decoded at start-up, and they are spread over the set."""
+    readable = Mock()
+    monkeypatch.setattr(problems, "check_readable", readable)
+    made_task(qwen, tmp_path, numbered(rows), 4096, "")
+    texts = [call.args[1] for call in readable.call_args_list]
+    assert len(texts) == decoded and len(set(texts)) == decoded
+    assert any(f"What is {number}?" in texts[-1] for number in range(rows * 9 // 10, rows))
 
 
 # ---- templates -----------------------------------------------------------------------------------
@@ -182,6 +199,45 @@ def test_plain_prompts_start_as_the_tokenizer_starts_a_text():
     tokenizer._tokenizer.post_processor = starts
     assert render("plain", "1", "2", tokenizer) == f"{symbol}1\n2\n"
     assert without_bos(tokenizer, [f"{symbol}1\n", "2\n"]) == ["1\n", "2\n"]
+
+
+EACH = "{% for m in messages %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    "text, chat, qwen_math",
+    [
+        (EACH.replace("m.content", "m.content|trim"), True, True),
+        (EACH.replace("messages", "messages if m.role != 'system'"), True, False),
+        (EACH.replace("messages", "messages if m.role == 'human'"), False, False),
+        (EACH.replace("m.content", "m.content[:5]"), False, False),
+        (EACH.replace("m.content", "m.content[0].text"), False, False),
+    ],
+)
+def test_a_template_that_loses_the_problem_or_the_instruction_is_refused(
+    text, chat, qwen_math, qwen
+):
+    """White space at the ends of either is not lost."""
+    qwen.chat_template = text + "\nAnswer:"
+    for template, is_kept in (("chat", chat), ("qwen-math", qwen_math)):
+        message = f"--template {template}: .*leaves out '.*(What is|Please reason).*; give plain"
+        with nullcontext() if is_kept else pytest.raises(BadInput, match=message):
+            assert "What is\n1+1?" in render(template, " What is\n1+1?\n", MATH, qwen)
+
+
+@pytest.mark.parametrize(
+    "text, written",
+    [
+        ("Today: {{ strftime_now('%d %b %Y') }}\n", "Today: 26 Jul 2024\n"),
+        ("{% if strftime_now is defined %}{{ strftime_now('%A, %-d %B %y') }}{% endif %}", "Friday, 26 July 24"),
+        ("{% set form = '%Y-%m-%d' %}{{ strftime_now(form) }} ", "2024-07-26 "),
+        ("\n  {{ 'No date: ' }}", "\n  No date: "),
+    ],
+)  # fmt: skip
+def test_a_prompt_is_the_same_on_any_day(text, written, qwen):
+    """A template that writes today's date gets one day."""
+    qwen.chat_template = text + "{{ messages[0].content }}"
+    assert render("chat", "1+1?", MATH, qwen) == f"{written}1+1?\n{MATH}"
 
 
 @pytest.mark.parametrize(
@@ -230,6 +286,13 @@ WRITERS = {
     "x.json": lambda path, rows: path.write_text(json.dumps(rows, indent=1)),
     "x.jsonl": lambda path, rows: path.write_text("\n\n".join(map(json.dumps, rows))),
     "x.jsonl.gz": lambda path, rows: path.write_bytes(gzip.compress(json.dumps(rows).encode())),
+    "mark.jsonl": lambda path, rows: path.write_text(
+        "\n".join(map(json.dumps, rows)), encoding="utf-8-sig"
+    ),
+    "mark.json": lambda path, rows: path.write_text(json.dumps(rows), encoding="utf-8-sig"),
+    "mark.txt.gz": lambda path, rows: path.write_bytes(
+        gzip.compress(("\ufeff" + json.dumps(rows)).encode())
+    ),
     "x.csv": lambda path, rows: Dataset.from_list(rows).to_csv(path),
     "saved": lambda path, rows: Dataset.from_list(rows).save_to_disk(path),
     "splits": lambda path, rows: DatasetDict(
@@ -244,7 +307,7 @@ WRITERS = {
 def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path, monkeypatch):
     """Of several splits the training one is read, and answers stay the text they are.
 
-    Nothing is copied into a cache in the home folder.
+    A byte order mark is skipped. Nothing is copied into a cache in the home folder.
     """
     monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", "/proc/no-home")
     rows = [{"problem": "a", "answer": "007"}, {"problem": "b", "answer": "1.50"}]
@@ -258,10 +321,39 @@ def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path, m
 
 @pytest.mark.parametrize("case", cases("layouts.jsonl"))
 def test_rows_of_the_known_layouts_become_problems(case, tmp_path):
-    """Column names of MATH, SimpleRL-Zoo and Eurus."""
+    """Column names of MATH, SimpleRL-Zoo, GSM8K, Eurus and verl.
+
+    A number is its decimal digits, and a box may lack its braces.
+    """
     path = tmp_path / "x.json"
     path.write_text(json.dumps([case["row"]]))
     assert load_problems("math", str(path))[0] == [{"problem": "q", "answer": case["answer"]}]
+
+
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_numbers_of_a_table_keep_their_digits(kind, tmp_path):
+    """Also within an object, and in a folder that `datasets` saved."""
+    number = datasets.Value(kind)
+    features = {"question": datasets.Value("string"), "answer": number, "steps": {"all": [number]}}
+    rows = [{"question": "a", "answer": x, "steps": {"all": [x, 0.3]}} for x in (0.1, 2.7, 27.0)]
+    rows.append({"question": "a", "answer": 0.5, "steps": None})
+    table = Dataset.from_list(rows, datasets.Features(features))
+    table.to_parquet(tmp_path / "x.parquet")
+    table.save_to_disk(tmp_path / "saved")
+    for name in ("x.parquet", "saved"):
+        assert list(read_rows(tmp_path / name))[:3] == rows[:3]
+        problems, _ = load_problems("math", str(tmp_path / name))
+        assert [problem["answer"] for problem in problems] == ["0.1", "2.7", "27", "0.5"]
+
+
+def test_empty_boxes_of_math_are_dropped(tmp_path):
+    """Its official files have two; a box before an empty one is no answer."""
+    solutions = ["So $\\boxed{2}$.", "Not \\boxed{1}, but \\boxed{}."]
+    rows = [{"problem": "p", "level": "Level 4", "solution": text} for text in solutions]
+    append_rows(tmp_path / "x.jsonl", rows)
+    problems, (_, dropped) = load_problems("math", str(tmp_path / "x.jsonl"))
+    assert problems == [{"problem": "p", "answer": "2"}]
+    assert dropped.startswith("WARNING: 1 rows cannot be used (the first: row 2: needs")
 
 
 def test_levels_and_abilities_of_others_are_left_out(tmp_path):
@@ -299,7 +391,7 @@ def test_own_tests_survive_a_table(tmp_path):
 
 @pytest.mark.parametrize(
     "tests, message",
-    table(r"""
+    rows_of_text(r"""
     []                                        must be an object
     {}                                        need inputs and outputs
     {"inputs": ["1"], "outputs": []}          need inputs
@@ -443,7 +535,7 @@ def test_code_comes_from_the_hub(fake_hub):
 )
 def test_a_hub_that_fails_is_one_sentence(kind, error, monkeypatch):
     """What was tried, the first line of why, and what to do."""
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", failing(error))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", raising(error))
     reason = str(error).split("\n")[0].rstrip(".") or "OSError"
     with pytest.raises(BadInput) as raised:
         load_problems(kind, None)

@@ -18,7 +18,7 @@ import numpy as np
 import ot
 import pytest
 import torch
-from made import weights
+from builders.groups import weights
 from scipy import stats
 from scipy.optimize import linear_sum_assignment, linprog
 from torch.nn.utils.rnn import pad_sequence
@@ -30,7 +30,10 @@ RADIUS = 1.0  # (A2)'s M
 EPS = 0.01  # in units of nbar
 FLOOR = EPS * math.log(2)  # of spans of two atoms
 # Places of tokens; LEAN is 1.5 from LEFT. A law is {place: chance}.
-LEFT, RIGHT, UP, LEAN = (-1.0, 0.0), (1.0, 0.0), (0.0, 1.0), (0.125, math.sqrt(1 - 0.125**2))
+LEFT = (-1.0, 0.0)
+RIGHT = (1.0, 0.0)
+UP = (0.0, 1.0)
+LEAN = (0.125, math.sqrt(1 - 0.125**2))
 SIDES = pytest.mark.parametrize("side", ["wrong", "right"])  # of the span: Theorem 2, and Prop. F.1
 
 
@@ -58,12 +61,10 @@ def coin(heads):
 
 
 # EARLY's tokens, of two laws, rarely stray: E W1(Phat, Phat') is .98 eta. Two fair coins: .75 eta.
-EARLY, LATE, OPPOSITE, FAIR = (
-    [coin(0.05), coin(0.95)],
-    [coin(0.02)] * 2,
-    [coin(0.98)] * 2,
-    [coin(0.5)],
-)
+EARLY = [coin(0.05), coin(0.95)]
+LATE = [coin(0.02)] * 2
+OPPOSITE = [coin(0.98)] * 2
+FAIR = [coin(0.5)]
 
 
 def mixture(laws):
@@ -77,7 +78,8 @@ def mixture(laws):
 
 def population_distance(laws, others):
     """D(S), Eq. (7)."""
-    p, q = mixture(laws), mixture(others)
+    p = mixture(laws)
+    q = mixture(others)
     return ot.emd2(list(p.values()), list(q.values()), euclidean(list(p), list(q)))
 
 
@@ -130,7 +132,9 @@ def test_lemma_1_w_eps_lies_between_w1_and_w1_plus_eps_log_n():
     Diracs attain the lower one; a span and itself the upper one, where <P, C> = W1. And W_eps = <P,
     C> + eps KL(P || P x Q), not the entropy form.
     """
-    rng, eps, apart = np.random.default_rng(0), 0.1, np.arange(9)[:, None] * 5
+    rng = np.random.default_rng(0)
+    eps = 0.1
+    apart = np.arange(9)[:, None] * 5
     pairs = [
         (rng.normal(size=(n, 3)), rng.normal(size=(m, 3))) for n, m in ((12, 12), (9, 20), (20, 9))
     ]
@@ -151,7 +155,8 @@ def test_lemma_1_w_eps_lies_between_w1_and_w1_plus_eps_log_n():
 
 def test_lemma_1_weights_of_equal_spans_are_the_floor_of_the_value_in_units_of_nbar():
     """omega = eps log n for two sides alike whose n tokens lie far apart; their norm is 7."""
-    hidden, mask = 7 * torch.eye(16).expand(2, 16, 16), torch.ones(2, 16)
+    hidden = 7 * torch.eye(16).expand(2, 16, 16)
+    mask = torch.ones(2, 16)
 
     def claim(factor=1.0, **settings):
         omega = weights(hidden, mask, torch.tensor([1, 0]), window=16, stride=16, **settings)
@@ -168,7 +173,9 @@ def test_appendix_b_w_eps_keeps_an_order_of_spans_only_beyond_eps_log_n():
     For the plan's cost it is. The near span is 16 tokens far apart, W1 = 0, with the whole floor;
     the far one has Diracs, W1 = gap, and no floor.
     """
-    n, eps, axes = 16, 0.35, np.eye(18)
+    n = 16
+    eps = 0.35
+    axes = np.eye(18)
 
     def claim(gap=1.05, reading="value"):
         own = [*7 * axes[:16], *[7 * axes[16] + gap * eps * math.log(n) * axes[17]] * n]
@@ -214,7 +221,8 @@ def test_equation_18_one_token_moves_the_distance_by_at_most_2m_over_n_so_its_ta
     So P(|W1 - E W1| >= u) <= 2 exp(-n u^2 / (2 M^2)). If one token moved it by M / n the exponent
     would be 4 times this.
     """
-    n, cost = 10, torch.tensor([[0.0, 2], [2, 0]])
+    n = 10
+    cost = torch.tensor([[0.0, 2], [2, 0]])
     heads = torch.arange(n + 1) / n
     spans = torch.stack([heads, 1 - heads], 1)  # (n + 1, 2), k tokens at one of two places
     limits = dict(eps=EPS, max_iters=3000, tol=1e-6)
@@ -254,7 +262,8 @@ def test_remark_c1_drifts_that_cancel_leave_no_distance():
 
     W1 is not a mean over positions.
     """
-    wrong, right = [LEFT] * 5 + [RIGHT] * 5, [RIGHT] * 5 + [LEFT] * 5
+    wrong = [LEFT] * 5 + [RIGHT] * 5
+    right = [RIGHT] * 5 + [LEFT] * 5
     distance = distances("wrong", 10, wrong, right)[0]
     sharp(lambda d=0.0: d - 1e-3 <= distance <= d + FLOOR + 1e-3, d=2.0)
 
@@ -262,7 +271,8 @@ def test_remark_c1_drifts_that_cancel_leave_no_distance():
 @SIDES
 def test_theorem_2_i_and_proposition_f1_i_before_the_latest_divergence(side):
     """E d_min <= eta for b <= tau*, the latest of all divergence points, not an earlier one."""
-    gone, latest = [{UP: 1}] * 4, EARLY + [{LEAN: 1}] * 2
+    gone = [{UP: 1}] * 4
+    latest = EARLY + [{LEAN: 1}] * 2
     with_latest, without = (expected(side, EARLY, gone, other) for other in (latest, gone))
     sharp(lambda f=1.0, w=with_latest: w <= f * eta_of(EARLY) + FLOOR, f=0.8, w=without)
 
@@ -295,14 +305,18 @@ def test_theorem_2_ii_iii_and_proposition_f1_ii_iii_repaired(side):
     RIGHT for n tokens, then one goes LEFT; another rollout of the other side was closer to LEFT
     before than any is at the same place. At LEFT it leaves nothing (Remark E.1).
     """
-    n, rng, law = 400, np.random.default_rng(2), coin(0.02)
-    opposing, draws = [[RIGHT] * 2 * n, [LEAN] * n + [RIGHT] * n], []
+    n = 400
+    rng = np.random.default_rng(2)
+    law = coin(0.02)
+    opposing = [[RIGHT] * 2 * n, [LEAN] * n + [RIGHT] * n]
+    draws = []
     for heads in rng.random((6, n, 1)) < law[RIGHT]:
         own = np.concatenate([[RIGHT] * n, np.where(heads, RIGHT, LEFT)])
         draws.append(distances(side, n, own, *opposing)[[0, n]])
     before, after = np.mean(draws, 0)
     star, same_place = (population_distance([law], [{place: 1}]) for place in (LEAN, RIGHT))
-    eta, slack = eta_of([law] * n), union_slack(4, n)
+    eta = eta_of([law] * n)
+    slack = union_slack(4, n)
     false = dict(d=1.2 * star), dict(d=same_place)
     sharp(lambda d=star: after >= d - eta - slack, *false)
     sharp(lambda d=star: after <= d + eta, d=0.8 * star)
@@ -339,11 +353,13 @@ def test_theorem_2_ii_iii_and_proposition_f1_ii_as_printed_have_a_counterexample
             draws.append(distances(side, n, [LEFT] * n, *opposing)[0])
         error = np.std(draws) / math.sqrt(30)
         assert abs(np.mean(draws) - coin_minimum(spans, n)) <= 4 * error + 1e-3
-    n, spans = np.array([100, 100, 1600, 10_000]), np.array([100, 1e6, 1e6, 1e40])
+    n = np.array([100, 100, 1600, 10_000])
+    spans = np.array([100, 1e6, 1e6, 1e40])
     etas = np.array([eta_of(FAIR * k) for k in n])
     minima = np.array(list(map(coin_minimum, spans, n)))
     sharp(lambda f=1.0: (minima >= 1 - etas - f * union_slack(spans, n)).all(), f=0.8)
-    spans, n = 1000, 12
+    spans = 1000
+    n = 12
     heads = np.arange(2 * n + 1)
     two = stats.binom.pmf(heads, 2 * n, 0.5) @ np.abs(heads - n) * 2 / n
     gap = 1 - 2 * eta_of(FAIR * n)
@@ -373,7 +389,8 @@ def test_proposition_d1_bounds_of_the_population_distance():
         given = map(torch.tensor, (euclidean(x, x), p, q))
         solved = sinkhorn(*given, eps=EPS, max_iters=20_000, tol=1e-6)
         spread = np.abs((p - q) @ euclidean(x, centres)).max()
-        mean, variation = np.linalg.norm((p - q) @ x), np.abs(p - q).sum() / 2
+        mean = np.linalg.norm((p - q) @ x)
+        variation = np.abs(p - q).sum() / 2
         bounds.append([solved.value.item(), EPS * math.log(n) + 1e-6, mean, spread, variation])
     values, floors, means, spreads, variations = np.array(bounds).T
     for bound in (means, spreads):
@@ -420,7 +437,9 @@ def test_h1_max_pooling_keeps_the_post_divergence_distance_and_mean_pooling_dilu
     spans of a boundary token straddle it. So max pooling also reaches w - 1 tokens back (w - s with
     stride s). All exact, against Diracs.
     """
-    window, tau, length = 10, 30, 60
+    window = 10
+    tau = 30
+    length = 60
     hidden = torch.eye(2)[torch.stack([torch.zeros(length), torch.arange(length) >= tau]).long()]
 
     sides = hidden, torch.ones(2, length), torch.tensor([1, 0])
@@ -465,7 +484,8 @@ def test_h3_and_remark_1_weights_are_small_on_track_and_large_after_errors_with_
     ones. |A omega| grows there, and the sign of A stays. Spans that reach into an error blur it by
     w - 1 tokens.
     """
-    window, off = 5, np.zeros(60, dtype=bool)
+    window = 5
+    off = np.zeros(60, dtype=bool)
     off[20:32] = off[47:] = True
     hidden, mask, _ = as_group([[(1.0, float(gone)) for gone in off], [(1.0, 0.0)] * 60])
     near = np.convolve(off, np.ones(2 * window - 1), "same") > 0
@@ -512,7 +532,8 @@ def test_theorems_carry_over_to_the_weights_of_algorithm_1():
     points = [rollouts[k][begin:stop] for k, begin, stop in spans]
     exact = np.array([[w1(x, y) for y in points] for x in points])  # (K, K)
     opposing = correct[row][:, None] != correct[row]
-    same_place, one_rollout = opposing & (start[:, None] == start), opposing & (row < 2)
+    same_place = opposing & (start[:, None] == start)
+    one_rollout = opposing & (row < 2)
     own_side = ~opposing & (row[:, None] != row)
 
     def claim(among=opposing, norm=nbar, pool=np.nanmax):

@@ -5,7 +5,7 @@ import random
 import statistics
 
 import pytest
-from made import saved
+from builders.small_models import save_model
 from transformers import AutoTokenizer
 
 from tasks import toy
@@ -25,7 +25,10 @@ def test_careful_demonstrations_are_right_and_careless_ones_wrong_where_the_veri
     Both kinds of demonstration occur, and a product is done as a sum in .55 of them.
     """
     rng = random.Random(0)
-    wrong, found, starts, summed = 0, 0, set(), []
+    wrong = 0
+    found = 0
+    starts = set()
+    summed = []
     for problem in problems():
         box = rf"\boxed{{{problem['answer']}}}"
         careful = toy.demonstrate(problem, rng, careless=False)
@@ -130,10 +133,8 @@ def test_held_out_problems_are_not_trained_on():
 
 def test_tokenizer_has_one_token_a_symbol_and_survives_saving(tmp_path):
     """AutoTokenizer loads the folder and gives the same ids."""
-    tokenizer, loaded = (
-        toy.make_tokenizer(),
-        AutoTokenizer.from_pretrained(saved(tmp_path, toy.make_model(3, seed=0))),
-    )
+    tokenizer = toy.make_tokenizer()
+    loaded = AutoTokenizer.from_pretrained(save_model(tmp_path, toy.make_model(3, seed=0)))
     text = PROBLEM["problem"] + RIGHT
     for one in (tokenizer, loaded):
         ids = one(text)["input_ids"]

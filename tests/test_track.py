@@ -7,7 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch.distributed as dist
 from accelerate.state import PartialState
-from made import ALONE, cases
+from builders.case_files import cases
+from builders.runs import ALONE
 
 from harness.config import PAPER
 from harness.parallel import Ranks, leave
@@ -31,7 +32,9 @@ def test_wandb_gets_flat_numbers(grouped, tmp_path, monkeypatch):
 
     A run that fails is not finished: wandb does that as Python ends, with its status.
     """
-    started, logged, finished = [], [], []
+    started = []
+    logged = []
+    finished = []
 
     def init(**options):
         started.append(options)

@@ -1,6 +1,5 @@
 """train.py, run in process as a user would run it: it learns, writes and refuses as it says."""
 
-import contextlib
 import copy
 import dataclasses
 import json
@@ -10,43 +9,31 @@ import random
 import shlex
 import shutil
 import signal
+import statistics
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from unittest.mock import Mock
 
-import little
 import pytest
 import torch
-from made import (
-    ALONE,
-    SMALL,
-    assert_near,
-    cases,
-    configured,
-    credit_by,
-    failing,
-    interrupt,
-    made_batch,
-    run_well,
-    saved,
-    small_gpt2,
-    without_text,
-    words_of,
-)
+from builders.case_files import cases
+from builders.commands import interrupt, raising, words_of
+from builders.near import assert_near
+from builders.rollouts import batch_of, rollouts_like
+from builders.runs import ALONE, config_from, credit_by
+from builders.small_models import SMALL, save_model, small_gpt2
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
-import grpo
 import harness.run
-import rewards
 import train
 from credit import batch as batches
 from credit import methods
 from credit.methods import FUNCTIONS
 from credit.table import METHODS, Method, Option
 from grading.sandbox import SandboxError
-from grpo import Rollouts, score
+from grpo import Rollouts
 from harness import config, files, models, prepare
 from harness.config import with_values
 from harness.files import read_lines
@@ -55,13 +42,8 @@ from harness.run import Run, build_run
 from rewards import Verdict
 from shear import Weighed, shear_weights
 from tasks import lessons, toy
+from tasks.problems import Task
 
-# Of little.py's task, which a small model learns in eight steps of a third of a second.
-LEARN = (
-    "--toy-lines 4 --toy-width 64 --warmup-steps 200 --window 4 --stride 2 --heldout 64 "
-    "--eval-groups 16 --prompts-per-step 8 --prompts-per-update 4 --steps 8 --lr 4e-4"
-)
-PLOT = harness.run.report.plot  # which other runs here do without
 QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8"  # learns nothing
 pytestmark = pytest.mark.usefixtures("no_curve")
 
@@ -69,7 +51,7 @@ pytestmark = pytest.mark.usefixtures("no_curve")
 @pytest.fixture(scope="session")
 def start(tmp_path_factory):
     """The folder of an untrained model of the embedded task, to run the loop without learning."""
-    return saved(tmp_path_factory.mktemp("start") / "model", toy.make_model(2, seed=0))
+    return save_model(tmp_path_factory.mktemp("start") / "model", toy.make_model(2, seed=0))
 
 
 @pytest.fixture
@@ -85,7 +67,7 @@ def run(tmp_path, *flags) -> int:
 
 def assembled(*flags) -> Run:
     """What `train.train` assembles from these flags, on one rank."""
-    parts = prepare.load_parts(configured(words_of(*flags)), ALONE)
+    parts = prepare.load_parts(config_from(words_of(*flags)), ALONE)
     return build_run(parts, None, ALONE)
 
 
@@ -112,85 +94,40 @@ def credited(
 ) -> batches.Batch:
     """What `train.update` takes, with rewards of 0."""
     size = run.config.sampling.rollouts_per_prompt
-    return made_batch(
+    return batch_of(
         torch.zeros(len(old)), rollouts, size, log_probs=old, token_advantages=token_advantages
     )
 
 
-@pytest.fixture(scope="module")
-def learning(tmp_path_factory):
-    """Where LEARN wrote its run, and what it `printed`."""
-    folder = tmp_path_factory.mktemp("learning")
-    with pytest.MonkeyPatch.context() as patch, (folder / "printed").open("w") as printed:
-        for name in ("make_problem", "demonstrate", "first_error", "response_tokens"):
-            patch.setattr(toy, name, getattr(little, name))
-        patch.setattr(harness.run.report, "plot", PLOT)
-        for module in (harness.run.report, lessons):
-            patch.setattr(module, "SILENCE", 0)
-        patch.chdir(folder)
-        with contextlib.redirect_stdout(printed):
-            run_well(train, LEARN, "--threads 1 --out .")
-    return folder
+def test_the_default_of_generate_batch_is_decided_once(
+    tmp_path, quick, monkeypatch, capsys, unequal
+):
+    """The plan says it, config.json keeps it, and a resumed run takes it from there.
 
-
-def test_shear_learns_the_embedded_task(learning):
-    """From a warm-up to a better policy: held-out accuracy up by .20; weights find the error.
-
-    Fails if credit, loss or update pull the wrong way: then accuracy stays or falls.
+    The sampled tokens depend on it, and a run may be resumed on another machine.
     """
-    first, *_, last = read_lines(learning / "embedded-shear-1" / "metrics.jsonl")
-    before, after = first["before"], last["after"]
-    for name in ("greedy", "sampled"):
-        assert after[name][0] >= before[name][0] + 0.20
-    found = after["localisation"]
-    assert found["auc"] > max(0.85, found["auc_position"])
-    printed = (learning / "printed").read_text()
-    assert max(len(line) for line in printed.splitlines()) <= 88
-    assert "greedy accuracy" in printed
+    monkeypatch.setattr(prepare.memory, "choose_batch", lambda *sizes: 5)
+    flags = "--method grpo --steps 1 --prompts-per-step 2 --prompts-per-update 2 --name run"
+    assert run(tmp_path, quick, flags) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert " tokens, 5 generated at a time; 1 update(s) per step" in printed
+    monkeypatch.setattr(prepare.memory, "choose_batch", lambda *sizes: 9)
+    sampler = Mock(wraps=harness.run.fast_rollout)
+    monkeypatch.setattr(harness.run, "fast_rollout", sampler)
+    for flags, batch in (("--steps 2", 5), ("--steps 3 --generate-batch 3", 3), ("--steps 4", 3)):
+        sampler.reset_mock()
+        assert train.main(["--resume", str(tmp_path / "run"), *flags.split()]) == 0
+        assert {call.kwargs["generate_batch"] for call in sampler.call_args_list} == {batch}
+        settings = json.loads((tmp_path / "run" / "config.json").read_text())
+        assert settings["generate_batch"] == batch and settings["program"] == "shear train"
 
 
-def test_a_run_leaves_what_it_promises(learning):
-    """config, metrics, samples with weights, a picture, and a folder that transformers loads."""
-    folder = learning / "embedded-shear-1"
-    config = json.loads((folder / "config.json").read_text())
-    assert config["lr"] == 4e-4 and config["window"] == 4 and "torch" in config["versions"]
-    before, *metrics, after = read_lines(folder / "metrics.jsonl")
-    assert before["before"] and after["after"]
-    assert [row["step"] for row in metrics] == list(range(1, 9))
-    first = metrics[0]
-    assert first["abs_log_ratio"] < 1e-5 and first["nbar"] > 0
-    assert first["eps_over_nbar"] == pytest.approx(0.05)
-    assert set(first["seconds"]) == {"generate", "grade", "score", "weights", "wait", "train"}
-    samples = read_lines(folder / "samples.jsonl")
-    assert len(samples) == 64
-    assert {"response", "reason", "first_error", "advantage"} <= samples[0].keys()
-    # a token's weight is the largest distance of its spans, where right opposes wrong
-    for row in samples:
-        weights, spans = row["weights"]["shear"], row.get("spans", [])
-        assert len(row["tokens"]) == len(weights) and bool(spans) == (row["advantage"] != 0)
-        for place, weight in enumerate(weights):
-            covering = [far for begin, end, far, *_ in spans if begin <= place < end]
-            assert weight == pytest.approx(max(covering, default=1), abs=2e-4)
-    assert (folder / "curve.png").read_bytes()[:4] == b"\x89PNG"
-    model = AutoModelForCausalLM.from_pretrained(folder / "model")
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    logits = model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits
-    assert logits.shape[-1] == len(toy.SYMBOLS)
-    before, after = (learning / "printed").read_text().split("\n 2/8 ")
-    assert "8 prompts x 8 rollouts" in before and "\n  warm-up: 1 of 200 steps\n" in before
-    most = f"{(64 + 16 * 8) * config['max_tokens']:,}"  # greedy, and sampled
-    for printed in (before, after):
-        assert f"\n  evaluating: 64 of at most {most} tokens\n" in printed
-
-
-def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, monkeypatch, capsys):
+def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, capsys):
     """Drawn rewards give an untrained model weights, a gradient, a checkpoint and a saved model.
 
     Its own responses are never right.
     """
-    grade_all = Mock(wraps=rewards.grade_all)
-    monkeypatch.setattr("tasks.problems.grade_all", grade_all)
-    assert run(tmp_path, quick, "--smoke --steps 1 --eval-groups 2") == 0 and grade_all.called
+    assert run(tmp_path, quick, "--smoke --steps 1 --eval-groups 2") == 0
     before, step, _ = read_lines(tmp_path / "smoke-1" / "metrics.jsonl")
     assert before["before"]["sampled"][0] == step["reward"] == 0.5
     assert step["grad_norm"] > 0 and step["weight_std"] > 0
@@ -198,10 +135,32 @@ def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, monkeypa
     assert {row["reason"] for row in samples} == {"drawn"}
     printed = capsys.readouterr().out
     assert "verdicts alternate" in printed and printed.count("smoke test passed") == 1
-    assert harness.run.free_name(configured(["--smoke", "--out", str(tmp_path)])) == "smoke-2"
+    assert harness.run.free_name(config_from(["--smoke", "--out", str(tmp_path)])) == "smoke-2"
 
 
-def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch, unequal):
+def test_a_log_has_lines_while_nothing_else_is_printed(tmp_path, monkeypatch, capsys):
+    """Of the warm-up and of both evaluations, which are told the number of tokens at most."""
+    for module in (harness.report, lessons):
+        monkeypatch.setattr(module, "SILENCE", 0)
+    assert run(tmp_path, QUICK, "--smoke --warmup-steps 2 --steps 1") == 0
+    config = json.loads((tmp_path / "smoke-1" / "config.json").read_text())
+    printed = capsys.readouterr().out
+    assert "\n  warm-up: 1 of 2 steps\n" in printed
+    most = (4 + 2 * 4) * config["max_tokens"]  # greedy, and sampled
+    assert printed.count(f"\n  evaluating: 4 of at most {most:,} tokens\n") == 2
+
+
+def test_a_smoke_test_grades_too(quick):
+    """Its verdicts alternate, and every response that is whole has gone through the grader."""
+    run = assembled(quick, "--smoke")
+    grade = Mock(return_value=Verdict(0.0, "wrong"))
+    rollouts = sampled(run, 2, 4)
+    verdicts = dataclasses.replace(run.task, grade=grade).verdicts(run.task.train[:2], rollouts)
+    assert [verdict.reward for verdict in verdicts] == [0, 1] * 4
+    assert grade.call_count == (~rollouts.truncated).sum() > 0
+
+
+def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch):
     """Two whole steps have the same losses, gradient norms and weights.
 
     So methods differ in one place only.
@@ -213,7 +172,7 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch
     monkeypatch.setattr(methods, "shear_weights", weigh_alike)
     found = []
     for name in ("grpo", "shear"):
-        flags = f"--prompts-per-step 4 --steps 2 --name {name} --method {name}"
+        flags = f"--smoke --prompts-per-step 4 --steps 2 --name {name} --method {name}"
         assert run(tmp_path, quick, flags) == 0
         steps = read_lines(tmp_path / name / "metrics.jsonl")[1:3]
         metrics = ("loss", "grad_norm", "clip_share", "reward", "entropy")
@@ -241,7 +200,8 @@ def test_updates_are_those_of_a_written_out_loop(quick):
     run.optimizer.param_groups[0]["eps"] = 1e-3
     reference = copy.deepcopy(run.trained.model).double()
     rollouts = sampled(run, 6, 4)
-    mask, ragged = rollouts.mask, rollouts.mask.sum(1)
+    mask = rollouts.mask
+    ragged = rollouts.mask.sum(1)
     assert ragged.min() < ragged.max() / 2
     generator = torch.Generator().manual_seed(1)
     old_logp = old_log_probs(run, rollouts)
@@ -266,10 +226,8 @@ def test_updates_are_those_of_a_written_out_loop(quick):
             logp = (logits / 0.7).log_softmax(-1)[torch.arange(len(response)), response]
             loss = 0.0
             for t in range(len(response)):
-                ratio, advantage = (
-                    (logp[t] - old_logp[row, t]).exp(),
-                    token_advantages[row, t].double(),
-                )
+                ratio = (logp[t] - old_logp[row, t]).exp()
+                advantage = token_advantages[row, t].double()
                 loss = loss - torch.minimum(ratio * advantage, ratio.clamp(0.9, 1.4) * advantage)
             (loss / n_tokens).backward()
         norms.append(torch.cat([weight.grad.flatten() for weight in weights]).norm().item())
@@ -293,7 +251,8 @@ def test_updates_that_are_not_finite_are_skipped(quick):
     run = assembled(quick, "--prompts-per-update 2 --lr 1")
     rollouts = sampled(run, 4)
     before = {name: value.clone() for name, value in run.trained.state_dict().items()}
-    old, ones = old_log_probs(run, rollouts), torch.ones(rollouts.ids.shape)
+    old = old_log_probs(run, rollouts)
+    ones = torch.ones(rollouts.ids.shape)
     overflow = next(run.trained.parameters()).register_hook(lambda gradient: gradient / 0)
     with pytest.raises(RunFailed, match="step 1: no update had a finite loss"):
         train.update(run, credited(run, rollouts, old, ones), 0)
@@ -329,7 +288,8 @@ def test_rollouts_without_advantage_cost_no_pass(quick):
     def updated(token_advantages):
         return train.update(run, credited(run, rollouts, old_logp, token_advantages), 0)
 
-    first, again = updated(some), updated(some + 1e-30)
+    first = updated(some)
+    again = updated(some + 1e-30)
     assert seen == [16, 32]
     assert first["grad_norm"] == pytest.approx(again["grad_norm"], rel=1e-5)
     for metrics in (first, again):
@@ -344,7 +304,8 @@ def test_a_filler_row_counts_for_nothing(quick, monkeypatch):
     rollouts = sampled(run, 2)
     old_logp = old_log_probs(run, rollouts) - 0.1
     batch = credited(run, rollouts, old_logp, torch.ones(rollouts.ids.shape))
-    plain, deal = train.update(run, batch, 0), train.parallel.deal
+    plain = train.update(run, batch, 0)
+    deal = train.parallel.deal
     filler = (torch.tensor([3]), True)
     monkeypatch.setattr(
         train.parallel, "deal", lambda *a, **options: [*deal(*a, **options), filler]
@@ -352,27 +313,33 @@ def test_a_filler_row_counts_for_nothing(quick, monkeypatch):
     assert train.update(run, batch, 0) == plain and plain["grad_norm"] > 0
 
 
-def test_held_out_accuracy_is_that_of_known_verdicts(quick, monkeypatch):
+def with_verdicts(task: Task, verdicts: Callable[[list[dict], Rollouts], list[Verdict]]) -> Task:
+    """The task, whose verdicts are those of a function of problems and rollouts."""
+    kind = type("Known", (Task,), {"verdicts": lambda self, *parts: verdicts(*parts)})
+    return kind(**vars(task))
+
+
+def test_held_out_accuracy_is_that_of_known_verdicts(quick):
     """One greedy response each; sampled, means of problems 2/3, 0 and none: 1/3 ± 1/3.
 
     The error is clustered by problem.
     """
-    run = assembled(quick, "--eval-groups 3 --temperature .7")
-    run.task = dataclasses.replace(run.task, first_error=None)
+    run = assembled(quick, "--eval-groups 3")
     sampled_scores = [1, 1, 0, *[None] * 5, *[0] * 8, *[None] * 8]
-    answers, asked = [(9, [1.0, 0.0, None, 1.0]), (14, sampled_scores)], []
+    scores = iter([[1.0, 0.0, None, 1.0], sampled_scores])
+    asked = []
 
-    def sample_and_grade(run, problems, count, temperature, clock):
-        length, scores = answers[len(asked)]
-        asked.append((problems, count, temperature))
-        verdicts = [Verdict(score, "known") for score in scores]
-        return SimpleNamespace(mask=torch.ones(1, length)), verdicts
+    def verdicts(problems: list[dict], rollouts: Rollouts) -> list[Verdict]:
+        asked.append((problems, rollouts.mask.sum(1).tolist()))
+        return [Verdict(score, "known") for score in next(scores)]
 
-    monkeypatch.setattr(train, "sample_and_grade", sample_and_grade)
+    heldout = run.task.heldout
+    run.task = with_verdicts(dataclasses.replace(run.task, first_error=None), verdicts)
     result = train.evaluate(run, 0)
-    assert asked == [(run.task.heldout, 1, 0.0), (run.task.heldout[:3], 8, 0.7)]
+    assert [problems for problems, _ in asked] == [heldout, heldout[:3]]
     assert result["greedy"] == pytest.approx((2 / 3, 1 / 3, 3))
-    assert result["sampled"] == pytest.approx((1 / 3, 1 / 3, 11)) and result["length"] == 14
+    assert result["sampled"] == pytest.approx((1 / 3, 1 / 3, 11))
+    assert result["length"] == statistics.median(asked[1][1])
 
 
 def test_code_problems_train_and_infra_errors_are_counted(
@@ -383,7 +350,8 @@ def test_code_problems_train_and_infra_errors_are_counted(
     It shows below the step's row and in the metrics. The model is a folder and the data a file of
     JSON lines; prompts that are too long are dropped and counted.
     """
-    graded, data = [], tmp_path / "code.jsonl"
+    graded = []
+    data = tmp_path / "code.jsonl"
     problem = {"problem": "Print 1.", "tests": {"inputs": [""], "outputs": ["1"]}}
     files.append_rows(data, [problem] * 6 + [problem | {"problem": "x" * 490}])
 
@@ -415,7 +383,7 @@ def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(
 ):
     """`--sandbox strict` where name spaces are forbidden: one sentence, status 2."""
     error = SandboxError("strict: name spaces: Operation not permitted")
-    monkeypatch.setattr("grading.sandbox.choose_level", failing(error))
+    monkeypatch.setattr("grading.sandbox.choose_level", raising(error))
     words = f"--task code --model {qwen_folder} --data d --sandbox strict".split()
     assert_refused(train.main, words, "--sandbox strict", "not permitted")
 
@@ -425,34 +393,37 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
 
     The others are as in a group without it.
     """
-    mask, hidden, rest = torch.ones(4, 6).bool(), torch.randn(4, 6, 3), torch.tensor([0, 1, 3])
+    mask = torch.ones(4, 6).bool()
+    hidden = torch.randn(4, 6, 3)
+    rest = torch.tensor([0, 1, 3])
     verdicts = [Verdict(score, "known") for score in (1.0, 0.0, None, 0.0)]
-    batch = batches.Batch.of(without_text(mask), verdicts, [{}])
+    batch = batches.Batch.of(rollouts_like(mask), verdicts, [{}])
     batch.hidden = hidden[rest].flatten(0, 1)
     assert batch.advantages[2] == 0 and not batch.rollouts.mask[2].any() and mask[2].all()
-    ours = credit_by(configured(["--window", "3", "--stride", "3"]), batch)
+    ours = credit_by(config_from(["--window", "3", "--stride", "3"]), batch)
     alone = shear_weights(hidden[rest], mask[rest], batch.correct[rest], window=3, stride=3).omega
     assert_close(ours[rest], batch.advantages[rest, None] * alone)
     assert ours[2].abs().max() == 0
 
 
-def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch, unequal):
+def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch):
     """Blocks of a group, two, or all give the same token advantages and log-probabilities.
 
     States never leave a block.
     """
     run = assembled(quick, "--prompts-per-step 5 --prompts-per-update 1")
     of_a_group = 8 * run.config.sampling.max_tokens
-    seen, found = [], []
+    seen = []
+    found = []
 
-    def noted(policy, rollouts, **options):
-        scored = score(policy, rollouts, **options)
+    def noted(block, context, **options):
         most = max(batches.BLOCK_TOKENS, of_a_group)
-        assert len(scored.hidden) == rollouts.mask.sum() <= most
-        seen.append(len(rollouts.texts))
-        return scored
+        assert len(block.hidden) == block.rollouts.mask.sum() <= most
+        seen.append(len(block.rollouts.texts))
+        return shear(block, context, **options)
 
-    monkeypatch.setattr(batches, "score", noted)
+    shear = FUNCTIONS["shear"]
+    monkeypatch.setitem(FUNCTIONS, "shear", noted)
     problems = run.task.train[:5]
     verdicts = [Verdict(row % 2.0, "drawn") for row in range(40)]
     for tokens in (1, 2 * of_a_group, 2**20):
@@ -471,16 +442,17 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch, 
     assert first.token_advantages.abs().max() > 0.01
 
 
-def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick, monkeypatch):
+def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick):
     """It replaces no others, with other problems, each with its own rollouts and verdicts.
 
     N bounds the rounds.
     """
     run = assembled(quick, "--rollouts-per-prompt 4")
-    drawn, mixed = [], [1.0, 0.0, 1.0, 0.0]
+    drawn = []
+    mixed = [1.0, 0.0, 1.0, 0.0]
     equal = {1: [1.0] * 4, 3: [0.0] * 4, 5: [None, None, None, 0.0]}
 
-    def verdicts(task, problems, rollouts):
+    def verdicts(problems: list[dict], rollouts: Rollouts) -> list[Verdict]:
         """Verdicts of equal rewards in the groups 1 and 3 of the problems that are sampled at once.
 
         Group 5 has one verdict alone.
@@ -489,11 +461,12 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick, monkeypatch):
         of_groups = [equal.get(group, mixed) for group in range(len(problems))]
         return [Verdict(score, "drawn") for scores in of_groups for score in scores]
 
-    monkeypatch.setattr(type(run.task), "verdicts", verdicts)
+    run.task = with_verdicts(run.task, verdicts)
     for most, expected in (1, 3), (9, 3 + 1):
         drawn.clear()
         run.config = with_values(run.config, {"dynamic_sampling": most})
-        problems, clock = run.task.draw(2, 8, 0), new_clock()
+        problems = run.task.draw(2, 8, 0)
+        clock = new_clock()
         first_try = train.sample_and_grade(run, problems, 4, 1.0, clock)
         problems, rollouts, graded, replaced = train.resample_equal(
             run, 2, problems, *first_try, clock
@@ -547,22 +520,20 @@ def test_a_method_is_one_function_and_one_entry(tmp_path, quick, monkeypatch, as
 
 
 @pytest.mark.parametrize("method", ["sdpo", "grpo"])
-def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(
-    quick, monkeypatch, method
-):
+def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(quick, method):
     """Two groups of four, the second without credit: the mean is over all tokens.
 
-    For sdpo it is over the first's.
+    For sdpo it is over the first's. Where the policy is the one that sampled, the loss is minus the
+    sum of the token advantages over the number of tokens.
     """
     run = assembled(quick, "--method", method)
-    rollouts, loss = sampled(run, 2, 4), Mock(wraps=grpo.policy_loss)
+    rollouts = sampled(run, 2, 4)
     token_advantages = 1.0 * rollouts.mask
     token_advantages[4:] = 0
     batch = credited(run, rollouts, old_log_probs(run, rollouts), token_advantages)
-    monkeypatch.setattr(train, "policy_loss", loss)
-    train.backward(run, batch, torch.arange(8))
+    metrics = train.backward(run, batch, torch.arange(8))
     counted = rollouts.mask[: 4 if method == "sdpo" else 8].sum()
-    assert {call.args[4] for call in loss.call_args_list} == {int(counted)}
+    assert metrics["loss"] == pytest.approx(-(token_advantages.sum() / counted).item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("method", [*METHODS, "grpo+shear", "rlsd+pure"])
@@ -572,30 +543,29 @@ def test_every_method_starts_with_the_defaults(method):
     Prompts that tell an answer and a response fit into the embedded model's context, too.
     """
     flags = ["--method", method, *NEEDS.get(method, "").split()]
-    assert prepare.load_parts(configured(flags), ALONE).task.heldout
+    assert prepare.load_parts(config_from(flags), ALONE).task.heldout
 
 
 def test_grpo_does_not_keep_hidden_states(quick, monkeypatch):
     """At the paper's sizes they are 11 GB that nothing would read."""
     kept = []
 
-    def noted(*_, keep_hidden, **limits):
-        kept.append(keep_hidden)
-        interrupt()
+    def noted(batch, context, **options):
+        kept.append(batch.hidden is not None)
+        return 1.0 * batch.rollouts.mask
 
-    monkeypatch.setattr(batches, "score", noted)
     for method in ("grpo", "shear"):
+        monkeypatch.setitem(FUNCTIONS, method, noted)
         run = assembled(quick, "--method", method)
-        with pytest.raises(KeyboardInterrupt):
-            old_log_probs(run, sampled(run, 1))
+        old_log_probs(run, sampled(run, 1))
     assert kept == [False, True]
 
 
 def test_weights_are_loaded_straight_to_the_device(qwen_folder):
     """On `meta` they can have been nowhere else before."""
-    meta, name = torch.device("meta"), ("--model", str(qwen_folder))
-    parts = AutoModelForCausalLM.from_pretrained, "auto", meta, models.load_tokenizer(*name)
-    model = models.load_weights(*name, *parts)
+    meta = torch.device("meta")
+    name = ("--model", str(qwen_folder))
+    model = models.load_weights(*name, AutoModelForCausalLM.from_pretrained, "auto", meta)
     assert {tensor.device for tensor in [*model.parameters(), *model.buffers()]} == {meta}
 
 
@@ -611,7 +581,7 @@ def test_a_loaded_model_is_the_plain_one(start):
 def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(quick, tmp_path, monkeypatch, capsys):
     """Status 1, and what would take less memory."""
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 15.23 GiB.")
-    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", failing(error))
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", raising(error))
     assert run(tmp_path, quick) == 1
     message = capsys.readouterr().err
     assert "out of memory" in message and "use more GPUs" in message and message.count("\n") == 1
@@ -627,13 +597,16 @@ def math_data(tmp_path) -> str:
 def test_a_model_that_never_fits_is_refused_before_it_is_read(
     qwen_folder, tmp_path, monkeypatch, assert_refused
 ):
-    """Status 2, the need, and no folder; --force goes on to the weights."""
-    monkeypatch.setattr(prepare.memory, "room_gb", lambda device: 0.0001)
-    monkeypatch.setattr(models, "load_model", interrupt)
-    flags = words_of(math_data(tmp_path), "--model", qwen_folder, "--name small --out", tmp_path)
+    """Status 2, the need, and no folder; --force goes on to the weights, which are missing here."""
+    folder = shutil.copytree(qwen_folder, tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")  # the ranks that share this machine
+    flags = words_of(math_data(tmp_path), "--device cpu --name small --out", tmp_path)
+    flags += ["--model", str(folder)]
     message = "more GPUs or a smaller model, or continue with --force"
     assert_refused(train.main, flags, message)
-    assert train.main([*flags, "--force"]) == 130 and not (tmp_path / "small").exists()
+    assert_refused(train.main, [*flags, "--force"], "cannot be loaded")
+    assert not (tmp_path / "small").exists()
 
 
 def with_config(**changes):
@@ -684,6 +657,8 @@ def other(family, sizes=SMALL, **more):
         (template("{% import 'os' as os %}"), "--template chat: cannot be read"),
         (missing_tokenizer, "its tokenizer is missing"),
         (other("granite", logits_scaling=4), "not head(last hidden state)"),
+        (other("gemma2", final_logit_softcapping=30.0), "not head(last hidden state)"),
+        (other("llama4_text", num_local_experts=2), "not head(last hidden state)"),
         (
             other("falcon_h1", mamba_d_ssm=64, mamba_n_heads=4),
             "rank 2: [PEFT:PeftType.LORA] Module 'out_proj' is",
@@ -702,13 +677,14 @@ def test_a_folder_that_would_train_wrongly_is_refused(
     assert_refused(train.main, flags, "error: --", words)
 
 
-def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys, unequal):
+def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys):
     """After a signal during an update the step's row is written, and its weights are saved.
 
     The second time, they are not. The signals are real; the first is SIGTERM, as Slurm sends it.
     Status 130, and the command that goes on.
     """
-    plain, pressed = train.backward, []
+    plain = train.backward
+    pressed = []
 
     def press(*inputs):
         pressed.append(os.kill(os.getpid(), signal.SIGINT if pressed else signal.SIGTERM))
@@ -718,7 +694,7 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys,
         return load_file(f"{folder}/model.safetensors")["model.norm.weight"]
 
     monkeypatch.setattr(train, "backward", press)
-    flags = f"{quick} --method grpo --eval-groups 1 --heldout 1"
+    flags = f"{quick} --smoke --method grpo --eval-groups 1 --heldout 1"
     once = tmp_path / "once"
     assert run(tmp_path, flags, "--prompts-per-update 8 --steps 5 --name once") == 130
     before, *steps = read_lines(once / "metrics.jsonl")
@@ -760,7 +736,7 @@ def test_bad_input_is_one_sentence(case, tmp_path, qwen_folder, start, monkeypat
         os.makedirs(name)
     os.symlink(qwen_folder, "qwen")
     os.symlink(start, "start")
-    saved("gpt2", small_gpt2())
+    save_model("gpt2", small_gpt2())
     os.mkfifo("pipe")
     problem = '{"problem": "What is 7 * 8?", "answer": "56"}\n'
     texts = {"run/config.json": '{"toy_lines": 1}', "data.jsonl": problem}

@@ -12,7 +12,8 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
-from made import DOCS, on_two
+from builders.case_files import DOCS
+from builders.processes import on_two
 from pandas import read_parquet
 
 pytest.importorskip("trl", reason="TRL is not installed: pip install -r requirements.txt")
@@ -79,7 +80,8 @@ def test_evaluation_keeps_trl_s_advantages():
     trainer = trl_runs.make_trainer(ShearGRPOTrainer)
     trainer.model.eval()
     batch = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
-    trainer._keep_next_pass, ids = True, batch["completion_ids"]
+    trainer._keep_next_pass = True
+    ids = batch["completion_ids"]
     reference = copy.deepcopy(trainer.model)
     trainer._get_per_token_logps_and_entropies(reference, ids, torch.ones_like(ids), 2)
     assert batch["advantages"].shape == (trl_runs.WHOLE,) and not hasattr(trainer, "_states")
@@ -201,6 +203,27 @@ def test_graders_are_reward_functions():
     assert rewards == [1.0, None]
 
 
+@pytest.mark.parametrize(
+    "completion, answer, reward",
+    [
+        ([], "7", 0.0),
+        ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "7", 0.0),
+        ([{"role": "assistant", "tool_calls": [{}]}], "7", 0.0),
+        ([{"role": "assistant", "content": []}], "7", 0.0),
+        ([{"content": [{"type": "text", "text": r"\boxed"}, {"type": "text", "text": "{7}"}]}], "7", 1.0),
+        ([{"content": [{"type": "image"}, {"type": "text", "text": r"\boxed{8}"}]}], "7", 0.0),
+        (r"\boxed{7}", 7, 1.0),
+        (r"\boxed{8}", 7, 0.0),
+        (r"\boxed{7}", 7.0, 1.0),
+        (r"\boxed{0.00005}", 5e-05, 1.0),
+        (r"\boxed{7}", "3+4=<<3+4=7>>7\n#### 7", 1.0),
+    ],
+)  # fmt: skip
+def test_completions_and_answers_of_other_types_are_graded(completion, answer, reward):
+    """Content that is missing or in parts, and answers that are numbers or GSM8K's."""
+    assert math_reward([completion], answer=[answer]) == [reward]
+
+
 def test_the_command_trains_by_its_flags(monkeypatch):
     """Of this project and of TRL; without --model the embedded task's, else the paper's spans."""
     trainer = Mock()
@@ -225,7 +248,8 @@ def test_steps_are_measured_beside_trl_s(method, taught, monkeypatch, capsys):
     flags = "--turns 3 --prompts-per-step 4 --prompts-per-update 2 --toy-lines 1 --heldout 16"
     flags += " --eval-groups 16 --task embedded --device cpu --eps .06 --lr 3e-5"
     flags += " --temperature .7 --clip-low .1 --clip-high .4 --max-grad-norm .5"
-    made, init = [], loops.Turns.__init__
+    made = []
+    init = loops.Turns.__init__
     monkeypatch.setattr(loops.Turns, "__init__", lambda *parts: made.append(parts) or init(*parts))
     assert loops.main([*flags.split(), "--model", taught, "--method", method]) == 0
     ((turns, _, trainer),) = made

@@ -47,7 +47,8 @@ from integrations.verl_shear import MODEL_TYPE, ShearTrainer
 from shear import shear_weights
 from tasks import toy
 
-GROUP, PROMPTS = 4, 4
+GROUP = 4
+PROMPTS = 4
 SIZES = dict(window=16, stride=4, eps=0.05)
 FLOAT32 = dict(param_dtype="fp32", reduce_dtype="fp32", buffer_dtype="fp32")
 LORA = dict(lora_rank=2, lora_alpha=8, target_modules="all-linear")
@@ -101,12 +102,15 @@ def make_rollouts() -> TensorDict:
     All of the first prompt are right, tools wrote a part of one, two are cut off.
     """
     names = "prompts responses input_ids position_ids response_mask loss_mask rm_scores".split()
-    rows, uids, rewards = [], [], []
+    rows = []
+    uids = []
+    rewards = []
     draw = random.Random(0)
     for i in range(PROMPTS * GROUP):
         ids = torch.randint(len(toy.SYMBOLS), (draw.randint(25, 90),))
         prompt, response = ids.tensor_split([3 + i // GROUP])
-        mask, scores = torch.ones_like(response), torch.zeros(len(response))
+        mask = torch.ones_like(response)
+        scores = torch.zeros(len(response))
         is_right = i < GROUP or i % GROUP < 2
         scores[-1] = float(is_right)
         if i % 6 == 5:
@@ -118,7 +122,8 @@ def make_rollouts() -> TensorDict:
         rewards.append({"reward_extra_info": {"wrong": not is_right}})
     columns = map(nested, map(list, zip(*rows, strict=True)))
     data = tu.get_tensordict(dict(zip(names, columns, strict=True)))
-    data["uid"], data["extra_fields"] = NonTensorStack(*uids), NonTensorStack(*rewards)
+    data["uid"] = NonTensorStack(*uids)
+    data["extra_fields"] = NonTensorStack(*rewards)
     return data
 
 
@@ -179,7 +184,8 @@ def test_the_engine_s_weights_are_those_of_algorithm_1(packed, options, alone):
 
     A group whose verdicts are equal has weights of 1.
     """
-    engine, data = make_engine(packed, **options), make_rollouts()
+    engine = make_engine(packed, **options)
+    data = make_rollouts()
     theirs = expected(engine.module, data)
     for micro_batches in MICRO_BATCHES.values():
         omega = scored(engine, data.copy(), packed, micro_batches)
@@ -200,7 +206,8 @@ def test_two_ranks_make_the_weights_of_one(ended):
 
 def on_two_ranks(folder: str) -> None:
     dist.init_process_group("gloo")
-    rank, half = dist.get_rank(), PROMPTS // 2 * GROUP
+    rank = dist.get_rank()
+    half = PROMPTS // 2 * GROUP
     torch.manual_seed(0)
     data = tu.index_select_tensor_dict(
         make_rollouts(), list(range(rank * half, rank * half + half))
@@ -220,7 +227,8 @@ def test_the_verdict_is_a_field_of_the_reward(alone):
 
     An unknown field is named with those that there are.
     """
-    engine, data = make_engine(packed=True), make_rollouts()
+    engine = make_engine(packed=True)
+    data = make_rollouts()
     whole = MICRO_BATCHES["groups are whole"]
     omega = scored(engine, data.copy(), True, whole)
     assert largest_error(scored(engine, data.copy(), True, whole, verdict="wrong"), omega) < 1e-6
@@ -289,7 +297,8 @@ class Ranks:
     _dispatch_info = {"actor": [0, 1]}  # noqa: RUF012
 
     def __init__(self, engine):
-        self.engine, self.prompts = engine, []
+        self.engine = engine
+        self.prompts = []
 
     def compute_log_prob(self, batch: KVBatchMeta) -> KVBatchMeta:
         half = len(batch) // 2
@@ -324,10 +333,12 @@ def test_the_trainer_multiplies_verl_s_advantages(alone, queue):
     tags = [dict(seq_len=length) for length in data["input_ids"].offsets().diff().tolist()]
     tq.kv_batch_put(keys=keys, partition_id="train", fields=data, tags=tags)
     order = random.Random(0).sample(range(len(keys)), len(keys))
-    trainer, metrics = object.__new__(get_trainer_cls("shear")), {}
+    trainer = object.__new__(get_trainer_cls("shear"))
+    metrics = {}
     trainer.config = make_config(*TRAINER.split())
     engine = make_engine(packed=True)
-    trainer.use_critic, trainer.global_steps = False, 1
+    trainer.use_critic = False
+    trainer.global_steps = 1
     trainer.tokenizer = SimpleNamespace(eos_token_id=0)
     trainer.actor_rollout_wg = ranks = Ranks(engine)
 
@@ -343,7 +354,8 @@ def test_the_trainer_multiplies_verl_s_advantages(alone, queue):
     left = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages"])
     ours = left["advantages"].unbind()
     advantages = group_advantages(rewards_of(data), GROUP)
-    omega, masks = expected(engine.module, data), data["response_mask"].unbind()
+    omega = expected(engine.module, data)
+    masks = data["response_mask"].unbind()
     theirs = [a * w * mask for a, w, mask in zip(advantages, omega, masks, strict=True)]
     assert largest_error(ours, theirs) < 1e-5 and torch.cat(ours).any()
     weights = [w[mask.bool()] for a, w, mask in zip(advantages, omega, masks, strict=True) if a]

@@ -6,8 +6,13 @@ import re
 
 import pytest
 import torch
-from made import SMALL, byte_tokenizer, cases, flags, run_well, saved, with_a_stop
+from builders.case_files import cases
+from builders.commands import run_well
+from builders.rollouts import rollouts_of
+from builders.runs import recipe_with
+from builders.small_models import SMALL, byte_tokenizer, save_model
 from tokenizers import decoders
+from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import train
@@ -46,14 +51,15 @@ def test_tokens_are_parts_of_the_text_also_where_one_alone_is_decoded_otherwise(
 
     Llama's decoder drops the space that a text begins with.
     """
-    bytes_alone, as_llama = byte_tokenizer(), byte_tokenizer()
+    bytes_alone = byte_tokenizer()
+    as_llama = byte_tokenizer()
     as_llama.backend_tokenizer.decoder = decoders.Sequence(
         [decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
     )
     text = "4 \u00d7 3 = 12, 12 - 8 = 4 \\boxed{4}"
     problem = {"answer": "5", "steps": [[4, "*", 3, 12], [12, "-", 7, 5]]}
     for tokenizer in (bytes_alone, as_llama):
-        tokens = tokens_of(tokenizer, with_a_stop(tokenizer, ["?"], [text]), 0)
+        tokens = tokens_of(tokenizer, rollouts_of(tokenizer, ["?"], [text]), 0)
         assert "".join(tokens) == text + "<|endoftext|>" and len(tokens) == len(text.encode()) + 1
         assert tokens[words.first_error(problem, tokens).token] == "8"
 
@@ -66,7 +72,8 @@ def test_a_problem_is_told_in_other_words():
     several = 0
     for problem in words.make_problems(400, seed=0):
         before = re.split(r"(?<=\.) ", problem["problem"])
-        numbers, ways = re.findall(r"\d+", problem["problem"]), set()
+        numbers = re.findall(r"\d+", problem["problem"])
+        ways = set()
         for k in range(4):
             other = words.rephrase(problem, k)[0]
             assert other | {"problem": 0} == problem | {"problem": 0}
@@ -84,7 +91,9 @@ def test_demonstrations_are_right_but_for_their_slips():
 
     Of the careless ones that are right, 2% at most have one.
     """
-    rng, wrong, lucky = random.Random(0), 0, 0
+    rng = random.Random(0)
+    wrong = 0
+    lucky = 0
     for problem in words.make_problems(1000, seed=0):
         careful = words.demonstrate(problem, rng, careless=False)
         careless = words.demonstrate(problem, rng)
@@ -111,7 +120,7 @@ def test_problems_are_different_and_of_whole_numbers():
             value = lessons.result_of(step[1], value, number)
             assert step[3] == value >= 0
         assert problem["answer"] == str(value)
-    config = flags(task="words", heldout=60)
+    config = recipe_with(task="words", heldout=60)
     task, _ = words.task(config.problems, config.grading, 1, byte_tokenizer(), "M")
     assert (task.train, task.step_end) == (problems, "\n")
     assert (task.lessons.func, task.lessons.keywords["seed"]) == (words.warm_up, 1)
@@ -126,26 +135,28 @@ def test_warm_up_teaches_the_form(monkeypatch):
     tokenizer = byte_tokenizer()
     sizes = dict(hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96)
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
-    seen, shown = [], []
+    seen = []
+    shown = []
 
     def prompt(problem: dict) -> str:
         shown.append(problem["problem"])
         return problem["problem"] + "\n"
 
-    def policy(*parts, **packing):
-        policy = Policy(*parts, **packing)
-        policy.register_forward_pre_hook(lambda policy, inputs: seen.append(inputs[0]))
-        return policy
+    def note(module: torch.nn.Module, inputs: tuple) -> None:
+        if isinstance(module, Policy):
+            seen.append(inputs[0])
 
-    monkeypatch.setattr(words, "Policy", policy)
+    hook = register_module_forward_pre_hook(note)
     first = words.warm_up(model, tokenizer, prompt, set(), steps=1, seed=0)
+    hook.remove()
     monkeypatch.setattr(words, "LR", 1e-2)
     last = words.warm_up(model, tokenizer, prompt, set(), steps=15, seed=1)
     assert first == pytest.approx(math.log(len(tokenizer)), abs=0.5)  # nats per token
     words.warm_up(model, tokenizer, prompt, set(shown[:8]), steps=1, seed=0)
     assert last < 0.7 * first and len(set(shown)) > 100
     assert not set(shown[:8]) & {*shown[8:16], *shown[-8:]}  # another seed, and forbidden ones
-    ids, mask = seen[0].ids, seen[0].mask
+    ids = seen[0].ids
+    mask = seen[0].mask
     assert seen[0].prompt_mask[:, -1].all()
     ends = ids.gather(1, mask.sum(1, keepdim=True) - 1)
     assert (ends == tokenizer.eos_token_id).all()
@@ -154,9 +165,9 @@ def test_warm_up_teaches_the_form(monkeypatch):
 def test_lessons_are_read_by_ranks_whose_model_is_stored_in_another_dtype(tmp_path):
     """Rank 0 teaches in float32, so that is what all other ranks have."""
     config = LlamaConfig(vocab_size=len(byte_tokenizer()), **SMALL)
-    saved(tmp_path / "start", LlamaForCausalLM(config), byte_tokenizer())
+    save_model(tmp_path / "start", LlamaForCausalLM(config), byte_tokenizer())
     stored = LlamaForCausalLM(config).bfloat16()
-    parts = prepare.Parts(flags(task="words"), None, stored, byte_tokenizer())
+    parts = prepare.Parts(recipe_with(task="words"), None, stored, byte_tokenizer())
     model = prepare.teach_policy(parts, tmp_path, Ranks(0, 1, torch.device("cpu")))
     assert model.dtype == torch.float32
 
@@ -168,10 +179,11 @@ def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, no
     """
     tokenizer = byte_tokenizer()
     config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=512, **SMALL)
-    model = saved(tmp_path / "model", LlamaForCausalLM(config), tokenizer)
+    model = save_model(tmp_path / "model", LlamaForCausalLM(config), tokenizer)
     sizes = "--task words --smoke --steps 1 --warmup-steps 1 --heldout 2 --eval-groups 2"
     sizes += " --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 2"
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
+    two = tmp_path / "two"
     run_well(train, sizes, "--out", tmp_path, "--model", model, "--name one")
     assert "warm-up: 1 steps" in capsys.readouterr().out
     assert (one / "start" / "config.json").exists() and config_of(one)["template"] == "plain"

@@ -22,9 +22,9 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
+from builders.runs import config_from, credit_by
 from datasets import Dataset
 from huggingface_hub import constants
-from made import configured, credit_by
 from peft import LoraConfig
 from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -38,7 +38,8 @@ from tasks import toy
 constants.HF_HUB_DISABLE_TELEMETRY = True  # a trainer of TRL's tells the hub that it was made
 GROUP = 4
 # Rollouts on each of two processes: whole groups of 4, or the second of three groups is split.
-WHOLE, SPLIT = 8, 6
+WHOLE = 8
+SPLIT = 6
 SIZES = dict(window=6, stride=3, eps=0.2)  # tokens, tokens, nbar
 ON_TWO = [
     "-m",
@@ -222,12 +223,13 @@ def check_omega(batches: list[dict]) -> float:
     scored = score(
         Policy(toy.make_model(2, seed=1)), rollouts, temperature=1.0, micro_tokens=10_000
     )
-    ones, groups = torch.ones_like(verdicts), len(verdicts) // GROUP
+    ones = torch.ones_like(verdicts)
+    groups = len(verdicts) // GROUP
     batch = Batch(
         replace(rollouts, mask=inside), verdicts, ones, GROUP, [{}] * groups, [""] * len(verdicts)
     )
     batch.hidden = scored.hidden[inside[completions]]
-    options = configured([f"--{name}={value}" for name, value in SIZES.items()])
+    options = config_from([f"--{name}={value}" for name, value in SIZES.items()])
     expected = credit_by(options, batch)
     assert ((expected > 0) & (expected != 1)).any()
     omega = joined("omega")

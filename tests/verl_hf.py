@@ -14,7 +14,8 @@ class Server:
     """An actor that samples for one replica."""
 
     def __init__(self, folder: str, most: int):
-        self.model, self.most = AutoModelForCausalLM.from_pretrained(folder), most
+        self.model = AutoModelForCausalLM.from_pretrained(folder)
+        self.most = most
 
     async def generate(self, request_id, *, prompt_ids, sampling_params, **others) -> TokenOutput:
         ids = torch.tensor([prompt_ids])

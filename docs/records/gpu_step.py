@@ -27,7 +27,7 @@ shape, *flags = sys.argv[1:]
 folder = Path(tempfile.mkdtemp())
 random_model.write_problems(folder / "problems.jsonl")
 words = f"--model random-{shape} --data {folder / 'problems.jsonl'} --heldout 4 --eval-groups 4"
-words += " --template qwen-math --prompts-per-update 8"
+words += " --template qwen-math --prompts-per-update 8 --generate-batch 256"
 config = resolve(parse_train([*words.split(), *flags]))
 ranks = parallel.join(config.machine.device)
 model = random_model.make_model(shape, ranks.device, config.sampling.max_tokens / 5)
@@ -59,7 +59,7 @@ for phase, seconds in metrics["seconds"].items():
     print(f"{phase:9} {seconds:8.2f} s   peak {peaks.get(phase, 0.0):6.1f} GB")
 others = sum(metrics["seconds"].values()) - metrics["seconds"]["weights"]
 print(f"SHEAR's weights add {metrics['seconds']['weights'] / others:.2%}")
-predicted = memory.predict(run.actor.model.config, config, 1, memory.room_gb(ranks.device))
+predicted = memory.predict(run.actor.model.config, config, 1)
 for part in ("resident", "sampling", "training"):
     print(f"predicted, {part}: {predicted[part]:.1f} GB")
 print(f"mean |log ratio| {metrics['abs_log_ratio']:.1g}, mixed {1 - metrics['equal_groups']:.0%}")

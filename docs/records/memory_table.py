@@ -15,5 +15,8 @@ for model, gpus, lora_rank in (
     (LARGE, 1, 16),
 ):
     values = {"device": "cuda", "dtype": "bfloat16", "lora_rank": lora_rank}
-    gb = memory.predict(model, with_values(PAPER, values), gpus, room=80)
+    config = with_values(PAPER, values)
+    room = 80 - memory.predict(model, config, gpus)["resident"]
+    batch = memory.choose_batch(model, config.machine, room, memory.PROMPT, 3000)
+    gb = memory.predict(model, with_values(config, {"generate_batch": batch}), gpus)
     print(" | ".join(f"{gb[phase]:.1f}" for phase in ("sampling", "training", "resident")))

@@ -1,6 +1,6 @@
-"""A make-believe GPU: finds tensors left on the CPU on a machine that has no GPU.
+"""A simulated GPU: finds tensors left on the CPU on a machine that has no GPU.
 
-    with make_believe.Cuda():
+    with simulated_gpu.Cuda():
         ids = torch.arange(3, device="cuda")  # the CPU computes; `ids.device` is cuda:0
         ids + torch.arange(3)                 # RuntimeError, as on a GPU
 
@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+CPU = torch.device("cpu")
+CUDA = torch.device("cuda", 0)
 
 
 def device_of(tensor: Tensor) -> torch.device:
     """Where a tensor would be."""
-    return CUDA if "is_believed" in tensor.__dict__ else CPU
+    return CUDA if "is_simulated" in tensor.__dict__ else CPU
 
 
 def tensors_in(value) -> list[Tensor]:
@@ -33,9 +34,9 @@ def tensors_in(value) -> list[Tensor]:
 def mark(value, device: torch.device):
     """The same value, its tensors marked as being on the device."""
     for tensor in tensors_in(value):
-        tensor.__dict__.pop("is_believed", None)
+        tensor.__dict__.pop("is_simulated", None)
         if device.type == "cuda":
-            tensor.__dict__["is_believed"] = True
+            tensor.__dict__["is_simulated"] = True
     return value
 
 
@@ -43,7 +44,8 @@ class Cuda(TorchFunctionMode):
     """Lets the CPU compute every call; checks and answers as if there were a GPU."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs, name = dict(kwargs or {}), func.__name__
+        kwargs = dict(kwargs or {})
+        name = func.__name__
         tensors = tensors_in((args, kwargs))
         if func == Tensor.device.__get__:
             return device_of(args[0])
@@ -79,9 +81,12 @@ class Cuda(TorchFunctionMode):
 
     def move(self, name: str, tensor: Tensor, *args, copy: bool = False, **kwargs) -> Tensor:
         """`to`, `cpu` and `cuda`: a copy where the device changes."""
-        here, (device, dtype) = device_of(tensor), ({"cpu": CPU, "cuda": CUDA}.get(name), None)
+        here = device_of(tensor)
+        device = {"cpu": CPU, "cuda": CUDA}.get(name)
+        dtype = None
         if args and isinstance(args[0], Tensor):
-            device, dtype = device_of(args[0]), args[0].dtype
+            device = device_of(args[0])
+            dtype = args[0].dtype
         elif name == "to":
             device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
         device = device or here

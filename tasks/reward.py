@@ -1,0 +1,77 @@
+"""A reward of one's own: `--reward FILE.py:FUNCTION`, or `--reward MODULE:FUNCTION`.
+
+    load_reward("mine.py:grade")   the function, as a task calls it
+
+It takes a response and what the problem has to grade it by: the answer or, with `--task code`, the
+tests. It returns a `Verdict`, a number or a bool; a response is right if its reward exceeds .5. A
+function that raises, or returns something else, has not graded: the rollout gets no verdict, and a
+warning has the cause. Responses are graded in several threads at a time.
+
+Left out: rewards of whole groups, a time limit.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import math
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from numbers import Real
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+
+from rewards import Verdict, infra_error
+from tasks.rows import bad_input_on_error
+
+
+@cache  # a file runs once
+def load_reward(text: str) -> Callable[[str, object], Verdict]:
+    """The function `grade(response, answer)` that a value of --reward names; raises BadInput."""
+    place, _, name = text.rpartition(":")
+    remedy = "give FILE.py:FUNCTION or MODULE:FUNCTION, a function of response and answer"
+    with bad_input_on_error(f"--reward {text}", remedy):
+        try:
+            function = getattr(module_at(place), name)
+        except SystemExit:  # of a script, whose status would be the run's
+            raise ImportError("it ends the program") from None
+        inspect.signature(function).bind("response", "answer")  # raises for other parameters
+    return partial(grade_by, function)
+
+
+def module_at(place: str) -> ModuleType:
+    """The module in a file, which may import others of its folder, or the module of that name."""
+    if not place.endswith(".py"):
+        return importlib.import_module(place)
+    path = Path(place)
+    # a name of its own: the file may be called as one of ours, such as rewards.py
+    spec = importlib.util.spec_from_file_location("own_reward", path.resolve(strict=True))
+    assert spec and spec.loader  # it is a .py file
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses and pickle look for it
+    sys.path.append(str(path.resolve().parent))
+    spec.loader.exec_module(module)
+    return module
+
+
+def grade_by(function: Callable[[str, object], object], response: str, answer: object) -> Verdict:
+    """The verdict of a function that may return a number or a bool, or fail."""
+    try:
+        result = function(response, answer)
+        return as_verdict(result)
+    except Exception as error:  # of any class: the function is not ours
+        return infra_error(f"--reward: {type(error).__name__}: {error}")
+
+
+def as_verdict(result: object) -> Verdict:
+    """A verdict as it is; "correct" for a number above .5, else "wrong"; raises TypeError."""
+    if isinstance(result, Verdict) and result.reward is None:
+        return result
+    reward = result.reward if isinstance(result, Verdict) else result
+    if not isinstance(reward, Real | np.bool_) or not math.isfinite(reward):
+        raise TypeError(f"it returned {result!r}, not a Verdict, a finite number or a bool")
+    value = float(reward)
+    reason = "correct" if value > 0.5 else "wrong"
+    return Verdict(value, result.reason if isinstance(result, Verdict) else reason)

@@ -1,0 +1,44 @@
+"""Run a command of ours in this process, or let a part of it fail."""
+
+import os
+from types import ModuleType
+from unittest.mock import Mock
+
+# Flags of a short run of the embedded task.
+RUN_FLAGS = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2 ".split()
+RUN_FLAGS += "--heldout 8 --eval-groups 4".split()
+
+
+class MakesAFolder:
+    """Makes a folder where it is unpickled."""
+
+    def __init__(self, path):
+        self.path = str(path)
+
+    def __reduce__(self):
+        return os.mkdir, (self.path,)
+
+
+def interrupt(*parts, **options):
+    """Ctrl-C, in place of what would be done here."""
+    raise KeyboardInterrupt
+
+
+def words_of(*parts) -> list[str]:
+    """A command line of texts, each of which may be several words, and of paths and numbers."""
+    return " ".join(map(str, parts)).split()
+
+
+def raising(error: Exception) -> Mock:
+    """A function that raises this error, whatever it is given."""
+    return Mock(side_effect=error)
+
+
+def run_well(command: ModuleType, *parts) -> None:
+    """Asserts that a command ends with status 0."""
+    assert command.main(words_of(*parts)) == 0
+
+
+# Flags of a short diagnosis.
+DIAGNOSE_FLAGS = "--task embedded --toy-lines 1 --window 4 --stride 4 --heldout 16 --eval-groups 2"
+DIAGNOSE_FLAGS += " --max-iters 5"

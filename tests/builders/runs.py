@@ -1,0 +1,48 @@
+"""Configurations of runs, and runs that must be equal."""
+
+from functools import cache
+
+import torch
+from safetensors.torch import load_file
+
+from credit.batch import Batch
+from credit.methods import assign_credit
+from harness import files
+from harness.config import TrainConfig, parse_train, with_values
+from harness.launch import resolve
+from harness.parallel import Ranks
+from harness.prepare import Parts
+from harness.run import credit_context
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
+
+
+def config_from(argv: list[str]) -> TrainConfig:
+    """The configuration of a run with these flags."""
+    return resolve(parse_train(argv))
+
+
+@cache
+def recipe() -> TrainConfig:
+    """The configuration of a run without flags; reading flags takes longer than many a method."""
+    return config_from([])
+
+
+def recipe_with(**changes) -> TrainConfig:
+    """The recipe, with other values of some settings."""
+    return with_values(recipe(), changes)
+
+
+def credit_by(config: TrainConfig, batch: Batch) -> torch.Tensor:
+    """Token advantages by the configuration's method, which needs no policy of its own."""
+    context = credit_context(Parts(config, None, None, None), None, 0)
+    return assign_credit(batch, context, config.credit)
+
+
+def assert_same_run(one, other) -> None:
+    """Weights, metrics but seconds, and samples, to the bit."""
+    ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (one, other))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    ours, theirs = (files.read_lines(run / "metrics.jsonl") for run in (one, other))
+    assert [row | {"seconds": 0} for row in ours] == [row | {"seconds": 0} for row in theirs]
+    assert (one / "samples.jsonl").read_text() == (other / "samples.jsonl").read_text()

@@ -1,0 +1,25 @@
+"""Stand-ins for what samples and for other ranks, in every module of ours that calls it.
+
+Where a function moves, this file changes, and no test.
+"""
+
+from collections.abc import Callable
+
+import pytest
+
+SAMPLING = ("harness.run", "harness.evaluation", "studies.prefixes")
+
+
+def replace_sampler(monkeypatch: pytest.MonkeyPatch, rollout: Callable | None) -> None:
+    """Let `rollout` answer in the model's place; None: nothing may be sampled."""
+    for module in SAMPLING:
+        monkeypatch.setattr(f"{module}.fast_rollout", rollout)
+
+
+def hear_no_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a rank of several, which runs alone in this process, gather what it has itself."""
+    for name, alone in {
+        "gather": lambda value, ranks: [value],
+        "total": lambda sums, ranks: sums,
+    }.items():
+        monkeypatch.setattr(f"harness.parallel.{name}", alone)

@@ -1,0 +1,92 @@
+"""The whole of train.py on the embedded task, at a small size, with nothing replaced."""
+
+import contextlib
+import io
+import json
+
+import pytest
+from builders.commands import run_well
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import train
+from harness.files import read_lines
+from tasks import toy
+
+# Two lines a problem, a fourth of the parameters, a tenth of the rollouts; the rest are defaults.
+SMALLER = (
+    "--toy-lines 2 --toy-width 64 --steps 8 --prompts-per-step 8 --lr 4e-4 --heldout 128 "
+    "--eval-groups 16"
+)
+
+
+@pytest.fixture(scope="module")
+def learning(tmp_path_factory):
+    """The folder of a run by `python train.py` and SMALLER, with what it `printed`."""
+    out = tmp_path_factory.mktemp("learning")
+    printed = io.StringIO()
+    with contextlib.chdir(out), contextlib.redirect_stdout(printed):
+        run_well(train, SMALLER, "--out .")
+    folder = out / "embedded-shear-1"
+    (folder / "printed").write_text(printed.getvalue())
+    return folder
+
+
+def test_shear_learns_the_embedded_task(learning):
+    """From a warm-up to a better policy: held-out accuracy rises, and weights find the error.
+
+    Greedy accuracy rises by .22 with these seeds, sampled accuracy by .08. It fails if credit, loss
+    or update pull the wrong way: then both fall.
+    """
+    first, *_, last = read_lines(learning / "metrics.jsonl")
+    before = first["before"]
+    after = last["after"]
+    assert 0.3 < before["greedy"][0] < 0.8  # a misconception is left, and the rest is known
+    assert after["greedy"][0] >= before["greedy"][0] + 0.10
+    assert after["sampled"][0] >= before["sampled"][0] + 0.02
+    found = after["localisation"]
+    assert found["auc"] > max(0.85, found["auc_position"])
+
+
+def test_a_run_prints_short_lines_for_each_part(learning):
+    """They tell the plan, the evaluations, a row per step, and what to do next."""
+    printed = (learning / "printed").read_text()
+    assert max(len(line) for line in printed.splitlines()) <= 88
+    before, after = printed.split("\n 2/8 ")
+    assert "8 prompts x 8 rollouts" in before and "greedy accuracy" in after
+
+
+def test_a_run_leaves_what_it_promises(learning):
+    """config, metrics, samples with weights, a picture, and a folder that transformers loads."""
+    config = json.loads((learning / "config.json").read_text())
+    assert config["lr"] == 4e-4 and config["window"] == 12 and "torch" in config["versions"]
+    before, *metrics, after = read_lines(learning / "metrics.jsonl")
+    assert before["before"] and after["after"]
+    assert [row["step"] for row in metrics] == list(range(1, 9))
+    first = metrics[0]
+    assert first["abs_log_ratio"] < 1e-5 and first["nbar"] > 0
+    assert first["eps_over_nbar"] == pytest.approx(0.05)
+    assert set(first["seconds"]) == {
+        "generate",
+        "grade",
+        "score",
+        "weights",
+        "wait",
+        "train",
+        "measure",
+    }
+    samples = read_lines(learning / "samples.jsonl")
+    assert len(samples) == 64
+    assert {"response", "reason", "first_error", "advantage"} <= samples[0].keys()
+    # a token's weight is the largest distance of its spans, where right opposes wrong
+    for row in samples:
+        weights = row["weights"]["shear"]
+        spans = row.get("spans", [])
+        assert len(row["tokens"]) == len(weights) and bool(spans) == (row["advantage"] != 0)
+        for place, weight in enumerate(weights):
+            covering = [far for begin, end, far, *_ in spans if begin <= place < end]
+            assert weight == pytest.approx(max(covering, default=1), abs=2e-4)
+    assert (learning / "curve.png").read_bytes()[:4] == b"\x89PNG"
+    model = AutoModelForCausalLM.from_pretrained(learning / "model")
+    tokenizer = AutoTokenizer.from_pretrained(learning / "model")
+    logits = model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits
+    assert logits.shape[-1] == len(toy.SYMBOLS)

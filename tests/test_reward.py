@@ -1,0 +1,194 @@
+"""tasks/reward.py and steps without verdicts: whose reward a run trains on, and what ends it."""
+
+import json
+import math
+import sys
+from contextlib import nullcontext
+from dataclasses import replace
+from fractions import Fraction
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from builders.case_files import DOCS
+from builders.commands import raising, run_well, words_of
+from builders.rollouts import batch_of, rollouts_like
+from builders.runs import ALONE, config_from
+from builders.small_models import turns_tokenizer
+
+import train
+from harness import models, parallel
+from harness.evaluation import as_task, protocol_of
+from harness.files import read_lines
+from harness.launch import RunFailed
+from harness.run import check_verdicts
+from rewards import Verdict
+from tasks import words
+from tasks.benchmarks import BENCHMARKS, Loaded
+from tasks.problems import empty_task
+from tasks.reward import grade_by, load_reward
+from tasks.settings import Grading, Problems
+
+# In a file with a name of ours, beside another that it imports.
+OWN = """
+from dataclasses import dataclass
+from beside_it import RIGHT
+
+@dataclass
+class Length:
+    characters: int
+
+def grade(response: str, answer: str) -> float:
+    assert answer == "1"
+    return RIGHT if Length(len(response)).characters % 2 else -0.25
+"""
+SIZES = (
+    "--steps 1 --prompts-per-step 4 --rollouts-per-prompt 16 --prompts-per-update 2 --max-tokens 60 "
+    "--heldout 2 --eval-groups 2 --name run"
+)
+pytestmark = pytest.mark.usefixtures("no_curve")
+
+
+@pytest.fixture
+def flags(qwen_folder, tmp_path, monkeypatch) -> list[str]:
+    """Flags of a run on problems of mathematics, with the reward OWN."""
+    monkeypatch.setattr(sys, "path", [*sys.path])  # to which the file's folder is added
+    (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 20)
+    (tmp_path / "beside_it.py").write_text("RIGHT = 1.5")
+    (tmp_path / "rewards.py").write_text(OWN)
+    reward = f"{tmp_path}/rewards.py:grade"
+    places = words_of("--model", qwen_folder, "--data", tmp_path / "data.jsonl", "--out", tmp_path)
+    return [*places, *SIZES.split(), "--reward", reward]
+
+
+def test_two_ranks_and_a_resumed_run_train_on_the_reward_that_was_asked_for(flags, tmp_path):
+    """The ranks are processes of their own, which the command starts.
+
+    The built-in grader would find no answer. config.json keeps the flag, which `--resume` reads.
+    """
+    run = tmp_path / "run"
+    run_well(train, *flags, "--device cpu --ranks 2 --save-every 1")
+    run_well(train, "--resume", run, "--steps 2")
+    assert json.loads((run / "config.json").read_text())["reward"] == flags[-1]
+    samples = read_lines(run / "samples.jsonl")
+    for step in (1, 2):
+        scores = {(row["reason"], row["score"]) for row in samples if row["step"] == step}
+        assert scores - {("truncated", 0)} >= {("correct", 1.5)} or ("wrong", -0.25) in scores
+        assert scores <= {("truncated", 0), ("correct", 1.5), ("wrong", -0.25)}
+    before, *steps, after = read_lines(run / "metrics.jsonl")
+    assert [row["no_answer"] for row in steps] == [0, 0]
+    assert before["before"]["no_answer"] == after["after"]["no_answer"] == 0
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [
+        ("FOLDER/none.py:grade", "No such file or directory: 'FOLDER/none.py'"),
+        ("FOLDER/rewards.py:none", "has no attribute 'none'"),
+        ("FOLDER/rewards.py:RIGHT", "1.5 is not a callable object"),
+        ("FOLDER/rewards.py", "Empty module name"),
+        ("FOLDER/broken.py:grade", "division by zero"),
+        ("FOLDER/broken.txt:grade", "No module named"),
+        ("FOLDER/script.py:grade", "it ends the program"),
+        ("no_such_module:grade", "No module named 'no_such_module'"),
+        ("math:pi", "is not a callable object"),
+        ("math:sqrt", "too many positional arguments"),
+    ],
+)
+def test_a_reward_that_cannot_be_called_is_refused_first(
+    text, words, flags, tmp_path, monkeypatch, assert_refused
+):
+    """One sentence, status 2, and nothing is loaded or written."""
+    (tmp_path / "broken.py").write_text("1 / 0")
+    monkeypatch.setattr(models, "load_outline", raising(AssertionError("a model is loaded")))
+    (tmp_path / "script.py").write_text("import sys\nsys.exit(0)")
+    reward = text.replace("FOLDER", str(tmp_path))
+    words = words.replace("FOLDER", str(tmp_path))
+    assert_refused(train.main, [*flags[:-1], reward], f"--reward {reward}: cannot be read (", words)
+    assert not (tmp_path / "run").exists()
+
+
+NO_VERDICT = Verdict(None, "infra_error")
+
+
+@pytest.mark.parametrize(
+    "result, expected",
+    [
+        (True, (1, "correct")),
+        (np.bool_(False), (0, "wrong")),
+        (0.5, (0.5, "wrong")),
+        (np.float32(0.75), (0.75, "correct")),
+        (Fraction(-3, 2), (-1.5, "wrong")),
+        (Verdict(0.25, "half"), (0.25, "half")),
+        (NO_VERDICT, NO_VERDICT),
+        (None, "it returned None, not a Verdict"),
+        ("1", "it returned '1', not a Verdict"),
+        (math.nan, "it returned nan, not a Verdict"),
+        (Verdict(math.inf, "x"), "not a Verdict, a finite number"),
+        ((1.0, "correct"), r"it returned \(1.0, 'correct'\), not"),
+    ],
+)
+def test_a_reward_is_a_verdict_a_number_or_a_bool(result, expected):
+    """Anything else is no verdict, with a warning that has the cause; so is an error."""
+    if isinstance(expected, str):
+        with pytest.warns(RuntimeWarning, match=f"no verdict: --reward: TypeError: .*{expected}"):
+            assert grade_by(lambda response, answer: result, "", "") == NO_VERDICT
+    else:
+        verdict = grade_by(lambda response, answer: result, "", "")
+        assert verdict == expected and type(verdict.reward) is not bool
+    with pytest.warns(RuntimeWarning, match="--reward: KeyError: 'no'"):
+        assert grade_by(raising(KeyError("no")), "", "") == NO_VERDICT
+
+
+def test_the_guide_s_reward_grades_and_benchmarks_keep_their_own():
+    """docs/your_own.py, in every task but the embedded one."""
+    tokenizer = turns_tokenizer()
+    own = f"{DOCS}/your_own.py:grade"
+    settings = Problems(), Grading(reward=own)
+    tasks = [empty_task(kind, *settings, tokenizer, "M")[0] for kind in ("math", "code")]
+    for task in (*tasks, words.task(*settings, 0, tokenizer, "M")[0]):
+        assert task.grade("I say 7, or 8.", "8") == (1, "correct")
+        assert task.grade("I say 8, or 7.", "8") == (0, "wrong")
+        assert task.grade("I say no", "8") == (0, "no_answer")
+    config = config_from(["--model", "M", "--reward", own])
+    loaded = Loaded(BENCHMARKS["math500"], [], "", "")
+    benchmark = as_task(loaded, protocol_of(config), tokenizer, "M")
+    assert benchmark.grade("I say 8", "8") == (0, "no_answer")
+
+
+FAILS = """
+def grade(response, answer):
+    raise OSError(f"the judge is down, says {answer}")
+"""
+
+
+@pytest.mark.parametrize("method", ["shear", "grpo"])
+def test_a_step_without_any_verdict_ends_the_run(method, flags, tmp_path, capsys):
+    """One sentence with the first cause, status 1, after the evaluation and before an update."""
+    (tmp_path / "rewards.py").write_text(FAILS)
+    load_reward.cache_clear()
+    with pytest.warns(RuntimeWarning, match="the judge is down"):
+        assert train.main([*flags, "--method", method]) == 1
+    said = (
+        "error: step 1: no response could be graded: --reward: OSError: the judge is down, says 1\n"
+    )
+    assert capsys.readouterr().err.endswith(said)
+    assert len(read_lines(tmp_path / "run" / "metrics.jsonl")) == 1
+
+
+def test_the_first_cause_may_be_another_rank_s(monkeypatch):
+    """Those that are cut off do not count, unless all are; one verdict is enough to go on."""
+    nan = math.nan
+    for rewards, cut, own, others, cause in (
+        ([nan, nan, 0], [0, 0, 1], [NO_VERDICT], ["b", "c"], "b"),
+        ([nan, nan, nan], [0, 0, 0], [NO_VERDICT], [], "the reward gave no verdict"),
+        ([nan, 0, 0], [0, 0, 1], [NO_VERDICT], ["b"], None),
+        ([0, 0, 0], [1, 1, 1], [], [], None),
+    ):
+        rollouts = replace(rollouts_like(torch.ones(3, 2)), truncated=torch.tensor(cut).bool())
+        batch = batch_of(torch.tensor(rewards), rollouts, 3)
+        monkeypatch.setattr(parallel, "gather_items", lambda items, ranks, o=others: items + o)
+        said = f"step 5: no response could be graded: {cause}"
+        with pytest.raises(RunFailed, match=said) if cause else nullcontext():
+            check_verdicts(SimpleNamespace(ranks=ALONE), 4, batch, own)
