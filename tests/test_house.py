@@ -35,12 +35,12 @@ ROOMS = dict(
     fast=2711,
     grading=9584,
     tasks=7906,
-    credit=10299,
-    harness=15977,
+    credit=10322,
+    harness=16002,
     integrations=2823,
     studies=10754,
     learn=1890,
-    tests=74517,
+    tests=74545,
 )
 # Constructs that make a line hard to read, outside of tests, at most.
 DENSITY = {
