@@ -12,7 +12,8 @@ may never end.
 
 **Code.** The program is the last complete fenced block of Python (`program_of` has the details). It
 runs in a sandbox that holds its inputs and nothing else (`grading/sandbox.py` says what the sandbox
-covers). The keys of the tests tell their kind:
+covers); tests written as code may then fail it beside the program, too. The keys of the tests tell
+their kind:
 
     {"inputs": [str], "outputs": [str]}                      a script's standard input and output
     {"fn_name": str, "inputs": [[arg]], "outputs": [value]}  calls of a function, or of a method
@@ -26,8 +27,9 @@ numbers: to 1e-6 where the expected one has a decimal point or an exponent, else
 expected 007 or 1e5 may be no number, and is compared as text.
 
 The reward is None only if grading itself failed: no process could be started, the sandbox broke, or
-the tests cannot be run. That rollout leaves its group. A failure of the response has reward 0. The
-task decides whether a response was cut at the length limit (`Task.verdicts`).
+the tests cannot be run or need what the sandbox cannot show. That rollout leaves its group. A
+failure of the response has reward 0. The task decides whether a response was cut at the length
+limit (`Task.verdicts`).
 
 Left out: problems with several alternative answers, checkers for problems with many right outputs,
 partial credit.
@@ -57,8 +59,10 @@ REASONS = (
     "correct wrong no_answer parse_error timeout memory output crashed truncated infra_error"
 ).split()
 NUMBER = re.compile(r"(?=[-+]?\.?[0-9])([-+]?)([0-9]*)(?:\.([0-9]*))?")
-DECIMAL = re.compile(
-    r"[-+]?([0-9]{1,400}\.[0-9]{0,400}|\.[0-9]{1,400}|[0-9]{1,400}(?=e))(e[-+]?[0-9]{1,3})?", re.I
+DECIMAL = re.compile(  # within the range of floats
+    r"[-+]?([0-9]{1,300}\.[0-9]{0,400}|\.[0-9]{1,400}|"
+    r"([0-9]{1,8}\.?[0-9]{0,400}|\.[0-9]{1,400})e[-+]?[0-2]?[0-9]{1,2})",
+    re.I,
 )
 INTEGER = re.compile(r"[-+]?[0-9]{1,400}")
 DIGITS = re.compile(r"[-+]?0[0-9].*|[0-9]+e[0-9]+", re.I | re.S)  # 007 and 1e5 may be text

@@ -354,6 +354,24 @@ def arca(batch: Batch, context: Context, *, floor: float) -> Tensor:
     return batch.A * change * batch.lengths / total
 
 
+def dgpo(batch: Batch, context: Context, *, tau: float, kappa: float) -> Tensor:
+    """A_t = A w_t, w_t = T softmax_t(d_t (H_t / log V)^kappa / tau): DGPO (arXiv 2605.03327).
+
+    The softmax is over the rollout's T tokens, so the mean weight is 1. d_t is the squared
+    Hellinger distance of the policy's next-token distribution from that of the start, which is the
+    model without its LoRA adapter, and V is the size of the vocabulary. At the default tau the
+    weights hardly differ until the policy has moved far: read `weight_std` in metrics.jsonl beside
+    any result. Formula and defaults are those of two implementations, as the paper's text was not
+    found. Inferred: distributions are those of the temperature of sampling. Deviates: weights are
+    computed once per step; in the implementations, in each update.
+    """
+    drift = salience.drift_from_start(batch.rollouts, context)  # (B, T)
+    vocabulary = context.policy.model.config.get_text_config().vocab_size
+    scores = drift * (batch.entropies / math.log(vocabulary)) ** kappa
+    shares = torch.where(batch.mask, scores / tau, -torch.inf).softmax(1)  # (B, T)
+    return batch.A * batch.lengths * shares
+
+
 # ---- another model -------------------------------------------------------------------------------
 
 
@@ -382,6 +400,28 @@ def prm(batch: Batch, context: Context) -> Tensor:
     for row, (good, step) in enumerate(step_scores(batch, context)):
         scores = good[step]  # (T_i,)
         omega[row, : len(step)] = scores if batch.advantages[row] > 0 else 1 - scores
+    return batch.A * omega
+
+
+def finepo(batch: Batch, context: Context, *, alpha: float, bound: float, scores: str) -> Tensor:
+    """A_t = A omega_t, omega_t = clip(1 + alpha sign(A) D_k / D, 0, bound): FinePO.
+
+    D_k = p_k - (the mean of p over the rollout's tokens), p_k the score of t's step, and D is the
+    largest positive D_k. So the best step of a right rollout has (1 + alpha) A, that of a wrong one
+    (1 - alpha) A, however little the scores differ; before the clip the rollout's sum stays A T.
+    The source is SketchVL (arXiv 2601.05688), whose steps are actions on an image. With `scores`
+    "random" they are uniform draws, its control. Inferred: alpha and bound, as the public text has
+    lost the decimals. Deviates: steps and scores are those of `prm` (theirs are whole numbers from
+    1 to 4; their unit does not matter); its term for frequent kinds of actions has no counterpart.
+    """
+    omega = batch.mask.float()  # (B, T)
+    for row, (good, step) in enumerate(step_scores(batch, context)):
+        good = good.double()  # rounding must not decide where all scores are equal
+        if scores == "random":
+            good = torch.rand(good.shape).to(good)
+        above = good - good[step].mean()  # (K,)
+        slope = alpha * batch.advantages[row].sign() / (above.max().clamp_min(0.0) + 1e-6)
+        omega[row, : len(step)] = (1 + slope * above).clamp(0.0, bound)[step]
     return batch.A * omega
 
 
@@ -419,16 +459,20 @@ def pure(batch: Batch, context: Context, *, temperature: float, outcome: float) 
 # ---- controls ------------------------------------------------------------------------------------
 
 
-def oracle(batch: Batch, context: Context) -> Tensor:
+def oracle(batch: Batch, context: Context, *, mass: int) -> Tensor:
     """A_t = A in right rollouts; in wrong ones only on the true first wrong step, 0 elsewhere.
 
     A wrong rollout whose first wrong step is not known keeps A. This is the credit of a perfect
-    locator of errors.
+    locator of errors. With `mass` 1 the n tokens of the step have A T / n, so that the rollout's
+    sum stays A T: EGCA (arXiv 2603.16158), whose locator is a language model that compares a
+    program's trace with a solution's. Deviates: its A is r - mean r.
     """
     position = positions(batch.mask)  # (B, T)
     places = batch.true_errors(context.task, context.tokenizer)
     start, end = places[:, :1], places[:, 1:]  # (B, 1), (B, 1)
-    return batch.A * (((position >= start) & (position < end)) | (start < 0))
+    kept = (((position >= start) & (position < end)) | (start < 0)) & batch.mask  # (B, T)
+    gain = batch.lengths / kept.sum(1, keepdim=True).clamp_min(1)  # (B, 1)
+    return batch.A * kept * gain**mass
 
 
 def cliff(batch: Batch, context: Context, *, prefix: float) -> Tensor:
@@ -497,7 +541,9 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "oar-g": oar_g,
     "oar-p": oar_p,
     "arca": arca,
+    "dgpo": dgpo,
     "prm": prm,
+    "finepo": finepo,
     "pure": pure,
     "rlsd": rlsd,
     "serl": serl,

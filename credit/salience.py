@@ -7,6 +7,7 @@
     importance_by_gradient   | the same to first order, gradient times input      | a backward one
     outcome_weights          | OAR's token weights, from importance               | none
     adapter_residual         | how far the LoRA adapter moves the hidden state    | a forward one
+    drift_from_start         | how far the adapter moves the next distribution    | two forward ones
     attention_entropy        | how widely the middle layer looks back             | a forward one
 
 All but the places are (B, T) float32. `methods.py` makes token advantages of them, with formulas
@@ -15,6 +16,7 @@ leave the parameters' `.grad` as it was. Importance is measured one rollout at a
 """
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -155,6 +157,31 @@ def adapter_residual(rollouts: Rollouts, context: Context, hidden: Tensor) -> Te
 
 
 @torch.no_grad()
+def drift_from_start(rollouts: Rollouts, context: Context) -> Tensor:
+    """1 - sum_v sqrt(p_v q_v), (B, T) float32: how far the adapter moves each token's distribution.
+
+    p is the distribution that the token was drawn from, q that of the model without its adapter,
+    both at the temperature of sampling. This is the squared Hellinger distance.
+    """
+    model = context.policy.model
+    head = model.get_output_embeddings()
+
+    def distances(ids: Tensor, inside: Tensor) -> Tensor:
+        moved = model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (b, S, d)
+        with lora.off(model):
+            start = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        before = torch.stack([moved, start], 2)[:, :-1][inside[:, 1:]]  # (n, 2, d)
+        squared = []
+        for states in before.split(HEAD_CHUNK // 2):
+            log_probs = (head(states).float() / context.temperature).log_softmax(-1)  # (c, 2, V)
+            # not 1 - sum: where p and q are close, float32 would round that to nothing
+            squared.append((log_probs / 2).exp().diff(dim=1).square().sum((1, 2)) / 2)
+        return torch.cat(squared)
+
+    return _by_micro_batch(rollouts, context, distances)
+
+
+@torch.no_grad()
 def attention_entropy(rollouts: Rollouts, context: Context) -> Tensor:
     """The normalised entropy of each token's attention in the middle layer, (B, T) float32.
 
@@ -162,7 +189,6 @@ def attention_entropy(rollouts: Rollouts, context: Context) -> Tensor:
     context is all that came before, also where a layer sees only a window of it. Attention is
     computed the plain way for this one pass, as fused kernels keep no weights.
     """
-    entropy = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
     model = context.policy.model
     layers = layers_of(model)
     entropies = []  # (b, S) of the pass that has just run
@@ -171,23 +197,37 @@ def attention_entropy(rollouts: Rollouts, context: Context) -> Tensor:
         weights = output[1].float()  # (b, heads, S, S)
         entropies.append(-torch.xlogy(weights, weights).sum(-1).mean(1))  # (b, S)
 
+    def normalised(ids: Tensor, inside: Tensor) -> Tensor:
+        model.base_model(input_ids=ids, use_cache=False)
+        seen = torch.arange(1, ids.shape[1] + 1, device=ids.device)  # (S,) tokens up to each
+        return (entropies.pop() / seen.float().log().clamp_min(1e-6))[inside]
+
     usual = model.config._attn_implementation
     middle = layers[len(layers) // 2].get_submodule("self_attn")
     hook = middle.register_forward_hook(keep)
     try:
         model.set_attn_implementation("eager")
-        for rows in pack(range(len(rollouts.texts)), rollouts.lengths, context.micro_tokens):
-            micro_batch = rollouts.take(rows)
-            ids, inside, _ = end_to_end(micro_batch)  # (b, S), (b, S)
-            model.base_model(input_ids=ids, use_cache=False)
-            seen = torch.arange(1, ids.shape[1] + 1, device=ids.device)  # (S,) tokens up to each
-            normed = entropies.pop() / seen.float().log().clamp_min(1e-6)  # (b, S)
-            of_response = to_padded(normed[inside], micro_batch.mask)  # (b, t)
-            entropy[rows, : of_response.shape[1]] = of_response
+        return _by_micro_batch(rollouts, context, normalised)
     finally:
         hook.remove()
         model.set_attn_implementation(usual)
-    return entropy
+
+
+def _by_micro_batch(
+    rollouts: Rollouts, context: Context, measure: Callable[[Tensor, Tensor], Tensor]
+) -> Tensor:
+    """What `measure` says of each response token, (B, T) float32.
+
+    It is given the ids (b, S) of some rollouts, end to end, and which of them are the n tokens of
+    the responses (b, S), and returns (n,).
+    """
+    values = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
+    for rows in pack(range(len(rollouts.texts)), rollouts.lengths, context.micro_tokens):
+        micro_batch = rollouts.take(rows)
+        ids, inside, _ = end_to_end(micro_batch)
+        of_response = to_padded(measure(ids, inside), micro_batch.mask)  # (b, t)
+        values[rows, : of_response.shape[1]] = of_response
+    return values
 
 
 def _up_to_answer(rollouts: Rollouts, row: int, answer: Answer) -> tuple[Tensor, int]:

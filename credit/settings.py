@@ -50,7 +50,7 @@ class Credit:
     lora_rank: Annotated[int, number(int, 0, 4096)] = 0
     """Rank of a LoRA adapter to train; 0: train all weights."""
     prm: OptionalText = None
-    """Process reward model for prm and pure; by default embedded trains a tiny one."""
+    """Process reward model, if the method needs one; by default embedded trains a tiny one."""
 
     @property
     def entry(self) -> Method:

@@ -166,7 +166,24 @@ METHODS = {
         ("states", "adapter"),
         options={"floor": Option(1e-6, "added to every distance")},
     ),
+    "dgpo": Method(
+        "how far a LoRA adapter moves the next token's distribution, gated by entropy",
+        ("adapter",),
+        options={
+            "tau": Option(0.5, "temperature of the softmax over a rollout's tokens"),
+            "kappa": Option(1.0, "exponent of the entropy; 0: it does not count", 0),
+        },
+    ),
     "prm": Method("the score of the token's step by a process reward model", ("prm", "box")),
+    "finepo": Method(
+        "the score of the token's step, relative to its rollout's mean",
+        ("prm", "box"),
+        options={
+            "alpha": Option(0.5, "what the best step gains, as a share of A", 0),
+            "bound": Option(2.0, "largest weight", 1),
+            "scores": Option("prm", "the steps' scores, or a control", choices=("prm", "random")),
+        },
+    ),
     "pure": Method(
         "a soft minimum of the steps' scores",
         ("prm", "box"),
@@ -225,7 +242,11 @@ METHODS = {
         ("attention",),
         options={"slope": Option(1.0, "c goes from -slope to slope")},
     ),
-    "oracle": Method("control: credit only for the true first wrong step", ("first error",)),
+    "oracle": Method(
+        "control: credit only for the true first wrong step",
+        ("first error",),
+        options={"mass": Option(0, "1: the step gets the whole rollout's credit", 0, 1)},
+    ),
     "cliff": Method(
         "control: 0 before the true first error, A from it on; centred",
         ("first error",),

@@ -5,9 +5,10 @@
 
 Each call starts a supervisor (`jail.py`), which forks the program into a cell. Expected outputs are
 never sent there. Tests written as code run in a second cell (`judge.py`), and only plain data
-crosses between the two (`proxy.py`). These files stand in `inside/`, the one folder of ours on the
-supervisor's path. The verdict never depends on an exit status, and a missing or malformed reply is
-never a pass.
+crosses between the two (`proxy.py`). When both cells are gone, a third one may hold program and
+tests together: its failure counts, its pass proves nothing. These files stand in `inside/`, the one
+folder of ours on the supervisor's path. The verdict never depends on an exit status, and a missing
+or malformed reply is never a pass.
 
 At every level: wall and CPU time, memory, number of processes, size of files and of output are
 limited. The environment is empty. The working directory is temporary. The whole tree of processes
@@ -19,14 +20,16 @@ is killed and waited for. The levels differ in what a program can reach:
               Python's own, its packages and the system's libraries. Root's programs run as a user
               that does not exist.
     process   For kernels and containers that forbid name spaces. Root's programs still run as a
-              user that does not exist. Not covered: a program can use the network, read what
+              user that does not exist. There is no third cell, as a program could leave what it
+              has seen there. Not covered: a program can use the network, read what
               everybody may read, write where everybody may write, fill the disk and leave System V
               memory behind, and keys in its user's keyrings. If the grader is not root, a program
               can also do to your files and processes what you can, and its keyrings are yours.
 
 Even `strict` does not cover: holes in the kernel; answers inside an installed Python package; what
 shared time and caches reveal; locks on the shared files of /usr and Python, which others must not
-wait for; which of these files others open (dnotify; inotify and fanotify, too, where a program's
+wait for, and by which a program in a third cell could tell another, at the same time, what it sees;
+which of these files others open (dnotify; inotify and fanotify, too, where a program's
 name spaces cannot be limited); a virtual machine's own sockets (AF_VSOCK); many processes that each
 use memory up to the limit, although the kernel is asked to kill these first when memory is short.
 If the grader is not root: a program can use up its user's quota of keys while it runs, and on older
@@ -61,7 +64,7 @@ class Output(NamedTuple):
     """A program's output for one input, or the verdict of tests with its cause as `text`.
 
     `reason` is "ok", "timeout", "memory", "crashed", "output" or "parse_error"; of tests, one of
-    `judge.judge` in place of "ok".
+    `judge.py` in place of "ok".
     """
 
     reason: str
@@ -82,7 +85,7 @@ def run_program(
 def run_tests(program: str, tests: dict, *, timeout_s: float, level: str) -> Output:
     """Run tests against a program's names; returns the reason and its cause.
 
-    The reason is that of `judge.judge`, or the limit that was reached. Raises SandboxError.
+    The reason is one of `judge.py`, or the limit that was reached. Raises SandboxError.
     """
     job = {
         "program": program,

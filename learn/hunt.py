@@ -85,15 +85,15 @@ MISTAKES = [
         "shear.py",
         """    costs = distances(right.states, wrong.states)  # (N+, N-), Eq. (3)
     unit = nbar if eps_unit == "nbar" else 1.0
-    found = closest(costs, right, wrong, eps * unit)  # Alg. 1 line 5, Step 1
-    omega[right.mask] = pool(found.of_right / nbar, right.spans)  # Alg. 1 line 14, Step 3
-    omega[wrong.mask] = pool(found.of_wrong / nbar, wrong.spans)
+    nearest = closest(costs, right, wrong, eps * unit)  # Alg. 1 line 5, Step 1
+    omega[right.mask] = pool(nearest.of_right / nbar, right.spans)  # Alg. 1 line 14, Step 3
+    omega[wrong.mask] = pool(nearest.of_wrong / nbar, wrong.spans)
 """,
         """    unit = nbar if eps_unit == "nbar" else 1.0
     for side in (right, wrong):
         costs = distances(side.states, side.states)  # (N, N), Eq. (3)
-        found = closest(costs, side, side, eps * unit)  # Alg. 1 line 5, Step 1
-        omega[side.mask] = pool(found.of_right / nbar, side.spans)  # Alg. 1 line 14, Step 3
+        nearest = closest(costs, side, side, eps * unit)  # Alg. 1 line 5, Step 1
+        omega[side.mask] = pool(nearest.of_right / nbar, side.spans)  # Alg. 1 line 14, Step 3
 """,
         "test_shear.py::test_weights_and_closest_spans_are_those_of_a_slow_loop",
     ),

@@ -31,7 +31,7 @@ there, in rollouts with a window of tokens before the step. Intervals are 90% ja
 over groups.
 
 Left out: advantages on other tasks than the embedded one, and of single tokens; the samples, of
-which only the numbers are kept; `arca`, whose weights need a trained adapter, which no saved model
+which only the numbers are kept; methods whose weights need a trained adapter, which no saved model
 has (`lora.save_merged` merges it).
 """
 

@@ -71,8 +71,10 @@ CHANGES: dict[str, dict] = {
 TUNING = (100, 101)  # seeds
 SUFFIXES = "-mean1, -dynamic, -lora, -wrong-X and -OPTION=VALUE"
 ARMS = "grpo shear shear-mean1 position shuffle kgae first grpo-wrong-.12".split()
-ARMS += [name for name in METHODS if name not in ARMS and name not in methods_needing("adapter")]
-ARMS += "grpo-dynamic shear-dynamic grpo-lora arca-lora".split()
+WITH_ADAPTER = methods_needing("adapter")
+ARMS += [name for name in METHODS if name not in ARMS and name not in WITH_ADAPTER]
+ARMS += "grpo-dynamic shear-dynamic grpo-lora".split()
+ARMS += [f"{name}-lora" for name in sorted(WITH_ADAPTER)]
 ARMS_HELP = (
     f"Arms: a method, then any of {SUFFIXES}; if not given, all that the task allows of "
     + ", ".join(ARMS)

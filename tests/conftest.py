@@ -75,18 +75,20 @@ def qwen_folder(tmp_path_factory):
 
     It has a byte-level tokenizer, a template and two stop ids.
     """
-    from builders.small_models import SMALL, save_model, turns_tokenizer
+    from builders.small_models import save_model, small_config, turns_tokenizer
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     folder = tmp_path_factory.mktemp("models") / "tiny-qwen"
     tokenizer = turns_tokenizer()
-    torch.manual_seed(3)
-    ids = dict(vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0)
-    save_model(
-        folder,
-        Qwen2ForCausalLM(Qwen2Config(**SMALL, **ids, max_position_embeddings=512)),
-        tokenizer,
+    config = small_config(
+        Qwen2Config,
+        vocab_size=len(tokenizer),
+        bos_token_id=0,
+        eos_token_id=0,
+        max_position_embeddings=512,
     )
+    torch.manual_seed(3)
+    save_model(folder, Qwen2ForCausalLM(config), tokenizer)
     return folder
 
 
@@ -125,10 +127,14 @@ def ended():
         def run(*words: str) -> Path:
             folder = Path(parent, str(len(os.listdir(parent))))
             folder.mkdir()
-            environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-            streams = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
             done = subprocess.run(
-                [sys.executable, *words, str(folder)], env=environment, timeout=300, **streams
+                [sys.executable, *words, str(folder)],
+                env=environment,
+                timeout=300,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
             )
             assert done.returncode == 0, done.stdout
             (folder / "printed").write_text(done.stdout)

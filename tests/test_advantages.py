@@ -59,7 +59,7 @@ def test_the_estimated_variance_of_a_value_has_no_bias():
 
 
 def test_noise_without_signal_gives_no_number_that_looks_like_one():
-    """Not finite where noise explains all of the variance, and where there are no lines."""
+    """The result is not finite where noise explains all variance, and where there are no lines."""
     lines, _ = planted(groups=1, continuations=4)
     for line in lines:
         line["noise"] = 9.0
@@ -69,7 +69,7 @@ def test_noise_without_signal_gives_no_number_that_looks_like_one():
 
 
 def test_lines_end_with_their_newlines():
-    """12 symbols a line, 3 the box; a stop token belongs to the last line."""
+    """A line has 12 symbols, the box 3; a stop token belongs to the last line."""
     assert line_ends(RIGHT, 28) == [0, 12, 24, 28]
     assert line_ends(RIGHT[:17], 17) == [0, 12, 17]  # truncated within a line
     assert line_ends(RIGHT[:12], 12) == [0, 12]  # and after one: no boundary beyond the response
@@ -78,7 +78,7 @@ def test_lines_end_with_their_newlines():
 
 
 def test_a_line_s_numbers_against_written_out_ones():
-    """Values of both ends, the own verdict without noise at the last, and credit.
+    """A row has the values of both ends, credit, and at the last line the verdict without noise.
 
     Without a verdict there is no line.
     """

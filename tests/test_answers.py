@@ -17,13 +17,13 @@ for case in cases("answers.csv"):
 
 @pytest.mark.parametrize("answer, gold", SAME)
 def test_the_same_answer_in_another_spelling(answer, gold):
-    """False negatives: an honest answer marked wrong."""
+    """No honest answer is marked wrong."""
     assert compare(answer, gold) == "correct"
 
 
 @pytest.mark.parametrize("answer, gold", OTHER)
 def test_another_answer(answer, gold):
-    """False positives: a wrong answer, a hedge or a trick marked right."""
+    """No wrong answer, hedge or trick is marked right."""
     assert compare(answer, gold) != "correct"
 
 

@@ -45,7 +45,7 @@ def test_all_peers_solve_eq_10(small, monkeypatch):
 
 
 def test_the_command_prints_tables(small, taught, capsys):
-    """A table of the groups of a model's step, with the task's spans, and one of random walks.
+    """It prints a table of a model's groups, with the task's spans, and one of random walks.
 
     The error of ours is rounding.
     """
@@ -68,7 +68,7 @@ def test_a_pair_is_measured_however_wide_the_spans(small):
 
 
 def test_responses_without_a_whole_span_are_refused(small):
-    """A group with a right one of 6 tokens, and a wrong one of 5, whose span is filled up.
+    """A wrong response of 5 tokens has no whole span of 6; its span would be filled up.
 
     With a second group that has whole spans, the groups are measured.
     """

@@ -80,7 +80,7 @@ def ask(tiny, tmp_path):
     """`evaluate_benchmark` of the untrained model, with its generations in a file."""
 
     def evaluate(loaded, protocol=ONE, ranks=ALONE, **options) -> list[dict]:
-        sampler = Sampler(*tiny, "some/model", 0)
+        sampler = Sampler(tiny[0], tiny[1], "some/model", 0)
         path = tmp_path / "generations.jsonl"
         return evaluation.evaluate_benchmark(sampler, loaded, protocol, ranks, path, **options)
 
@@ -117,7 +117,7 @@ def rows_of(seed: int = 0, **scores: list) -> list[dict]:
 
 
 def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
-    """Problem means 1, 1/2, 0: mean 1/2, standard deviation 1/2, error 1/2 / sqrt(3).
+    """Problem means 1, 1/2, 0 have mean 1/2, standard deviation 1/2 and error 1/2 / sqrt(3).
 
     Pooled samples would give an error of 0.151. pass@k is 1 - C(n-c, k) / C(n, k), the mean over
     all draws of k without putting back.
@@ -435,6 +435,6 @@ def test_the_limit_leaves_room_for_the_prompt(stand_in, tiny, ask):
 
 def test_another_models_tokenizer_is_refused_for_the_embedded_set():
     """Such a model would read the problems in other tokens."""
-    parts = benchmarks.embedded_set(2, 4, 0), Protocol(), ["one symbol"], "some/model"
+    loaded = benchmarks.embedded_set(2, 4, 0)
     with pytest.raises(BadInput, match="not a model of the embedded task"):
-        evaluation.as_task(*parts)
+        evaluation.as_task(loaded, Protocol(), ["one symbol"], "some/model")

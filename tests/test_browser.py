@@ -28,7 +28,10 @@ from tasks.toy import FirstError
 def groups_of(name):
     """The groups of a page in tests/cases/pages.jsonl."""
     (case,) = [case for case in cases("pages.jsonl") if case["page"] == name]
-    return [[page_row(**row) for row in group] for group in case["groups"]]
+    groups = []
+    for rows in case["groups"]:
+        groups.append([page_row(**row) for row in rows])
+    return groups
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +129,15 @@ def states_group():
     rows = []
     for number, score in enumerate([1, 0] * 2):
         tokens = [f"{'abcd'[number]}{place} " for place in range(24)]
-        about = dict(score=score, advantage=score - 0.5, spans=spans[number])
-        rows.append(page_row(tokens, weighed.omega[number].tolist(), **about))
+        rows.append(
+            page_row(
+                tokens,
+                weighed.omega[number].tolist(),
+                score=score,
+                advantage=score - 0.5,
+                spans=spans[number],
+            )
+        )
     return rows
 
 
@@ -285,7 +295,7 @@ def test_controls_are_those_of_training(look):
     for row, advantage in zip(rows, batch.advantages.tolist(), strict=True):
         row["advantage"] = advantage
     context = SimpleNamespace(task=task, tokenizer=NumberTokenizer())
-    expected = effective_weights(oracle(batch, context), batch.advantages, mask)
+    expected = effective_weights(oracle(batch, context, mass=0), batch.advantages, mask)
     weights = look([rows]).evaluate("groups[0].map(row => row.weights)")
     assert [each["oracle"] for each in weights] == expected.tolist()
     assert all(each["grpo"] == [1] * 4 for each in weights)

@@ -50,7 +50,7 @@ def table(folder, lines: list[dict]) -> pd.DataFrame:
 
 
 def test_a_grid_grows_until_its_best_rate_is_inside():
-    """And to 8 times its middle or an eighth, no further."""
+    """It grows to 8 times its middle or to an eighth of it, no further."""
     rates = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     for curves, low, high in (
         ({}, 1, 4),
@@ -94,14 +94,14 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed(tmp_path
 
 
 def test_names_of_rows_are_methods_with_changes():
-    """Any method, any factor, in any order."""
+    """A name may have any method and any factors, in any order."""
     for case in cases("arms.csv"):
         expected = replace(config_from(case["flags"].split()), given=())
         assert compare.settings_of_trial(case["arm"], []) == expected
 
 
 def test_intervals_are_scipy_s():
-    """Of Student's t at 90%."""
+    """They are the 90% intervals of Student's t."""
     values = np.array([0.01, 0.03, -0.02, 0.04])
     low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.90)
     expected = f"+0.015 (-{-low:.3f} to +{high:.3f}), 3/4"
@@ -109,7 +109,7 @@ def test_intervals_are_scipy_s():
 
 
 def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monkeypatch, capsys):
-    """Rows of four stages and a table of all columns; then nothing is left to run.
+    """The file has rows of four stages, the table all columns; then nothing is left to run.
 
     Evaluations have one noise and their step; the first step of each run is slow, and so are an
     adapter's and those of dynamic sampling.
@@ -137,7 +137,7 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     command = words_of(
         SMALL, "--methods arca-lora-dynamic --seeds 1 2 --tuning-seeds 7 --rows", path
     )
-    run_well(compare, *command)
+    run_well(compare, command)
     printed = capsys.readouterr().out
     rows = files.read_lines(path)
     assert Counter(row["stage"] for row in rows) == dict(tune=2, confirm=4, cost=2, advantages=1)
@@ -155,12 +155,12 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     assert set(noise) == {compare.seed_of(seed) for seed in (1, 2)}
     assert steps == [0, 1] * 4
     assert printed.count("\n") == 2 + 2
-    run_well(compare, *command)
+    run_well(compare, command)
     assert capsys.readouterr().out == printed and files.read_lines(path) == rows
 
 
 def test_trials_of_other_code_are_not_added_to(tmp_path, assert_refused):
-    """Of this task; the file stays as it was. Rows without a digest are not told apart."""
+    """The file stays as it was; rows without a digest are not told apart."""
     path = tmp_path / "rows.jsonl"
     trial = Trial("tune", "--steps 2", 100, "grpo", 1e-4)
     row = {"rewards": [0.5], "code": "0123"} | trial._asdict()
@@ -186,7 +186,7 @@ def test_a_start_of_another_task_is_refused(tmp_path, in_this_process, assert_re
 
 
 def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
-    """The first run beside each of the others, however long; nothing is trained.
+    """The first run stands beside each of the others, however long; nothing is trained.
 
     A row that is no step has no reward. A run that goes on has no accuracy after training.
     """
@@ -211,7 +211,7 @@ def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, monkeypatch, capsy
 
 
 def test_a_panel_has_the_first_run_and_another_one(tmp_path, monkeypatch):
-    """However long."""
+    """Each panel has the first run and another one, however long they are."""
     panels = []
     save = "savefig"
     monkeypatch.setattr(figures.Figure, save, lambda figure, *to, **by: panels.extend(figure.axes))
@@ -223,7 +223,7 @@ def test_a_panel_has_the_first_run_and_another_one(tmp_path, monkeypatch):
 
 
 def test_no_trial_counts_at_another_rate_or_without_its_seed_in_the_other_arm(tmp_path):
-    """Nor does a step count in a mean if nothing in it could be graded.
+    """A step in which nothing could be graded does not count in a mean either.
 
     The table is otherwise that of the page, below.
     """
@@ -244,12 +244,14 @@ def test_no_trial_counts_at_another_rate_or_without_its_seed_in_the_other_arm(tm
 def test_the_page_has_what_the_rows_say():
     """The tables of docs/records/methods.md can be computed again, and every arm is in one.
 
-    The page leaves some columns out.
+    The page leaves some columns out. The rules that are named here last were not compared, as
+    docs/methods.md says.
     """
     page = (RECORDS / "methods.md").read_text()
     newest = "grpo taco cliff scapo own-side".split()
     planned = "grpo signbalance grpo+shear grpo+shear-until=20 gmts bipace serl iw-opd dasd".split()
-    first = [rule for rule in compare.ARMS if rule == "grpo" or rule not in newest + planned]
+    others = [*newest, *planned, "finepo", "dgpo-lora"]
+    first = [rule for rule in compare.ARMS if rule == "grpo" or rule not in others]
     tables_of = {"compare": first, "compare-newest": newest, "compare-rules": planned}
     left_out = ["lr", "held out", "extra cost", "weight", "share"]
     for name, rules in tables_of.items():

@@ -103,7 +103,7 @@ def worked_responses(lines: int) -> Told:
     words = ["--toy-lines", str(lines), "--heldout", "8", "--eval-groups", "8"]
     _, task, _ = make_task(config_from(words), tokenizer, 512)
     problems = task.train[:2]
-    asked = [problem for problem in problems for _ in range(4)]
+    asked = [problems[0]] * 4 + [problems[1]] * 4
     rng = toy.random.Random(1)
     texts = [toy.demonstrate(problem, rng) for problem in asked]
     texts[6] = texts[6][:9]  # without a box
@@ -201,6 +201,7 @@ PASSES = {
     "scapo": 4,
     "attention": 1,
     "arca": 1,
+    "dgpo": 2,
 }
 PASSES |= dict.fromkeys(["serl", "sdpo", "iw-opd", "dasd"], 1)
 
@@ -341,7 +342,7 @@ def test_signbalance_is_one_and_what_balances_it():
 
 @pytest.mark.parametrize("kept", [0.2, 0.5])
 def test_gmts_keeps_the_tokens_of_large_advantage_and_entropy(kept):
-    """Those of each group that lie at or above the quantile of H |A|."""
+    """It keeps those tokens of a group that lie at or above the quantile of H |A|."""
     batch = random_batch([[1.0, 0, 0], [1, 1, 0]])
     ours = assign("gmts", batch, f"kept={kept}")
     sizes = batch.A.abs() * batch.entropies
@@ -353,7 +354,7 @@ def test_gmts_keeps_the_tokens_of_large_advantage_and_entropy(kept):
 
 
 def test_bipace_against_written_out_numbers():
-    """Groups with every special case, among them the same tokens in another group.
+    """The groups have every special case, among them the same tokens in another group.
 
     The radius takes a state between two to the earlier one. There are a token that is alone of its
     kind, a state that is alone, a rollout without a verdict, and one of two tokens.
@@ -384,7 +385,7 @@ def test_bipace_against_written_out_numbers():
 
 
 def test_entropy_adds_at_most_half_the_advantage():
-    """A + min(.4 H, |A| / 2); penalties shrink.
+    """Token advantages are A + min(.4 H, |A| / 2), so penalties shrink.
 
     A is +-.5 (but for the delta of 1e-6), so 1.25 |A| nats reach the bound.
     """
@@ -423,7 +424,7 @@ def test_rsi_keeps_what_is_neither_certain_nor_far_off():
 
 
 def test_delta_against_float64():
-    """DelTA's steps 0 to 5 with one refinement, on the second of two groups.
+    """DelTA's steps 0 to 5, with one refinement, give the same on the second of two groups.
 
     The mean weight is 1.
     """
@@ -485,7 +486,7 @@ def slow_kgae(
 
 @pytest.mark.parametrize(("window", "decay"), [(1, 0.95), (4, 0.5), (7, 1.0), (50, 0.0)])
 def test_kgae_against_a_loop_by_its_formula(window, decay):
-    """Two groups of ragged lengths, a rollout without a verdict, windows from one token up.
+    """A loop gives the same for ragged groups, one without a verdict, and any window.
 
     The longest window exceeds all lengths.
     """
@@ -500,7 +501,7 @@ def test_kgae_against_a_loop_by_its_formula(window, decay):
 
 @pytest.mark.parametrize("alpha, strength", [(0.01, 0.9), (0.2, 0.5)])  # the defaults first
 def test_taco(alpha, strength):
-    """1 - lambda (1 - exp(-r)), r = -log p - H + log alpha, where A > 0 and r > 0; else 1."""
+    """If A > 0 and r > 0, weights are 1 - lambda (1 - exp(-r)), r = -log p - H + log alpha."""
     excess = torch.tensor([-1.0, 0, 0.5, 2])  # r
     entropies = torch.tensor([0.3, 0, 1, 0.1])
     log_probs = math.log(alpha) - excess - entropies
@@ -513,15 +514,14 @@ def test_taco(alpha, strength):
 
 
 def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout():
-    """Each rollout against its peers alone, by shear.py, but with the group's nbar.
+    """Each rollout is weighed against its peers alone, by shear.py, with the group's nbar.
 
     Weight 1 is kept by the only right rollout of the second group. A third group without an
     opposing side, and a fourth, whose others have no verdict, get nothing.
     """
     batch = random_batch([[1.0, 0, 0, 1], [0, 0, 1, 0], [1] * 4, [1, 1, math.nan, math.nan]])
-    limits = dict(max_iters=2000, tol=1e-5)
-    ours = assign("own-side", batch, window=4, stride=2, **limits)
-    closest = functools.partial(closest_spans, **limits)
+    ours = assign("own-side", batch, window=4, stride=2, max_iters=2000, tol=1e-5)
+    closest = functools.partial(closest_spans, max_iters=2000, tol=1e-5)
     hidden = to_padded(batch.hidden, batch.mask).double()
     for i in range(8):
         group = range(i - i % 4, i - i % 4 + 4)
@@ -531,8 +531,16 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
             rows = [i, *peers]
             first = torch.arange(len(rows)) == 0
             nbar = hidden[group][batch.mask[group]].norm(dim=-1).mean().item()
-            options = dict(window=4, stride=2, eps=0.05 * nbar, eps_unit="raw", closest=closest)
-            weighed = shear_weights(hidden[rows], batch.mask[rows], first, **options)
+            weighed = shear_weights(
+                hidden[rows],
+                batch.mask[rows],
+                first,
+                window=4,
+                stride=2,
+                eps=0.05 * nbar,
+                eps_unit="raw",
+                closest=closest,
+            )
             omega = weighed.omega[0] * weighed.nbar / nbar
         assert_close(ours[i], (batch.advantages[i] * omega).float(), atol=1e-4, rtol=1e-4)
     assert not ours[8:].any()
@@ -540,7 +548,7 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
 
 @pytest.mark.parametrize("prefix", [0.0, 0.5])
 def test_cliff(prefix):
-    """Groups rollout by rollout, against written-out numbers; the mean over a group's tokens is 0.
+    """Advantages are the written-out numbers, whose mean over a group's tokens is 0.
 
     In the first, two of five are right, one has no verdict, and one is wrong with an unknown error:
     it keeps A. A second group has another share of right ones and a b of its own; one of equal
@@ -572,7 +580,7 @@ def test_cliff(prefix):
 
 
 def test_scapo():
-    """d and both z-scores in float64, each p_k from a pass of its own over renamed symbols.
+    """They are d and both z-scores in float64, each p_k from a pass over renamed symbols.
 
     Problems have three lines, as those of two have only one phrasing.
     """
@@ -656,7 +664,7 @@ def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
 
 
 def test_outcome_weights_against_written_out_numbers():
-    """Importances whose log1p is 0, 1, 2, 4, so that n = 0, .25, .5, 1.
+    """Importances have log1p 0, 1, 2, 4, so that n = 0, .25, .5, 1.
 
     theta, the quarter quantile, is .1875; beta is 1.
     """
@@ -669,7 +677,7 @@ def test_outcome_weights_against_written_out_numbers():
 
 
 def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told):
-    """T w_t: mean 1 in each rollout; proportional to how far the adapter moves a state."""
+    """T w_t has mean 1 in each rollout, in proportion to how far the adapter moves a state."""
     context = context_of(told, recipe_with())
     change = salience.adapter_residual(told.rollouts, context, told.states)
     assert change[told.mask].std() > 0.05 * change[told.mask].mean()
@@ -678,6 +686,48 @@ def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told):
     with lora.off(told.policy.model):
         unmoved = replace(told, hidden=context.score(told.rollouts).hidden)
     assert_close(assign("arca", unmoved), assign("grpo", told))
+
+
+@pytest.mark.parametrize(("tau", "kappa"), [(0.5, 1.0), (0.02, 0.5), (0.1, 0.0)])
+def test_dgpo_against_a_loop_by_its_formula(told, tau, kappa):
+    """Token by token: whole distributions, the start's by a model without an adapter, and a softmax.
+
+    All of it is in float64. The sum of a rollout is T A, and at kappa 0 entropies do not count.
+    """
+    start = toy.make_model(2, seed=1).eval()  # as `worked_responses` adapted it
+    options = [f"tau={tau}", f"kappa={kappa}"] if tau != 0.5 else []
+    ours = assign("dgpo", told, *options, temperature=0.7, micro_tokens=100)
+    for row, inside in enumerate(told.mask):
+        prompt = told.rollouts.prompt_ids[row][told.rollouts.prompt_mask[row]].tolist()
+        ids = told.rollouts.ids[row][inside].tolist()
+        scores = []
+        for t in range(len(ids)):
+            given = torch.tensor([prompt + ids[:t]])
+            p, q = (
+                (model(given).logits[0, -1].double() / 0.7).softmax(0).tolist()
+                for model in (told.policy.model, start)
+            )
+            distance = 1 - sum(math.sqrt(one * other) for one, other in zip(p, q, strict=True))
+            entropy = told.entropies[row, t].item() / math.log(len(p))
+            scores.append(distance * entropy**kappa)
+        total = sum(math.exp(score / tau) for score in scores)
+        weights = [len(ids) * math.exp(score / tau) / total for score in scores]
+        expected = told.advantages[row] * torch.tensor(weights)
+        assert_close(ours[row][inside], expected, atol=1e-5, rtol=1e-4)
+        assert max(weights) - min(weights) > 0.005  # at the default tau, near GRPO
+    if not kappa:
+        other = replace(told, entropies=0 * told.entropies)
+        assert torch.equal(assign("dgpo", other, *options, temperature=0.7, micro_tokens=100), ours)
+
+
+def test_dgpo_is_grpo_at_the_start_and_at_a_high_temperature(told):
+    """A fresh adapter moves nothing; a large tau makes all weights 1."""
+    uniform = assign("grpo", told)
+    assert (assign("dgpo", told, "tau=.02") - uniform).abs().max() > 0.01
+    assert_near(assign("dgpo", told, "tau=1e6"), uniform, 1e-5)
+    fresh = toy.make_model(2, seed=1).eval()
+    lora.add(fresh, 2, seed=0)
+    assert_near(assign("dgpo", replace(told, policy=Policy(fresh))), uniform, 1e-6)
 
 
 @pytest.fixture
@@ -702,7 +752,7 @@ def test_rlsd_moves_with_the_teacher_within_its_bound(told, teacher):
 
 
 def test_serl_moves_with_a_teacher_that_sees_a_peer(told, teacher):
-    """As `rlsd`, but for rollouts of a group without another right one, which keep A."""
+    """It moves as `rlsd` does, but rollouts of a group without another right one keep A."""
     teacher[:, 1::2] = -900  # no overflow
     weights = weights_of("serl", with_rewards(told, [1.0, 0, 0, 0, 1, 1, 0, 0]), step=25)
     assert weights[0][told.mask[0]].unique().tolist() == [1]  # no other is right
@@ -711,7 +761,7 @@ def test_serl_moves_with_a_teacher_that_sees_a_peer(told, teacher):
 
 
 def test_iw_opd_and_dasd_against_their_formulas(told, teacher):
-    """Formulas in float64, rollout by rollout, for the group that has peers.
+    """The formulas in float64, rollout by rollout, give the same for the group that has peers.
 
     In the second group, which has none, iw-opd gives 0 and dasd A.
     """
@@ -736,7 +786,7 @@ def test_iw_opd_and_dasd_against_their_formulas(told, teacher):
 
 
 def test_told_log_ratio_is_that_of_the_same_response_after_another_prompt(told):
-    """Prompts of other lengths, the responses' ids untouched."""
+    """Prompts have other lengths, and the responses' ids are untouched."""
     problems = [
         {"problem": f"\\boxed{{{row}}}\n" + "a=1+2;a?\n" * (1 + row % 2)} for row in range(8)
     ]
@@ -791,7 +841,7 @@ def test_attention_leans_from_focused_to_wide_tokens(told):
 
 
 def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):
-    """Each token has the score of its own step; the stop token that of the last."""
+    """Each token has the score of its own step, the stop token that of the last."""
     weights = weights_of("prm", told)
     for row, (good, step) in enumerate(score_lines(None, None, told.rollouts)[:4]):
         expected = good[step] if told.advantages[row] > 0 else 1 - good[step]
@@ -799,9 +849,71 @@ def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):
         assert weights[row, 0] != weights[row, 13]  # lines are 12 tokens
 
 
+def slow_finepo(
+    advantage: float, good: list[float], step: list[int], alpha: float, bound: float
+) -> list[float]:
+    """The formula of one rollout, step by step: A' = A + alpha k D, k = |A| / max D, clipped."""
+    lengths = [step.count(k) for k in range(len(good))]
+    mean = sum(length * p for length, p in zip(lengths, good, strict=True)) / sum(lengths)
+    k = abs(advantage) / (max(0.0, *[p - mean for p in good]) + 1e-6)
+    moved = [advantage + alpha * k * (p - mean) for p in good]
+    if advantage > 0:
+        clipped = [min(max(value, 0.0), bound * advantage) for value in moved]
+    else:
+        clipped = [max(min(value, 0.0), bound * advantage) for value in moved]
+    return [clipped[number] for number in step]
+
+
+@pytest.fixture
+def scores(told, monkeypatch):
+    """For each rollout, the scores of its steps, which a test changes, and its tokens' steps.
+
+    A step of a token, three longer ones, and one without a token.
+    """
+    generator = torch.Generator().manual_seed(3)
+    rows = []
+    for length in told.lengths.flatten().tolist():
+        step = torch.tensor([0, *sorted([1, 2, 3] * length)[: length - 1]])
+        rows.append((torch.rand(5, generator=generator), step))
+    monkeypatch.setattr(methods.reward_model, "score_steps", lambda *inputs: rows)
+    return rows
+
+
+@pytest.mark.parametrize(("alpha", "bound"), [(0.5, 2.0), (0.1, 1.0), (3.0, 1.5)])
+def test_finepo_against_a_loop_by_its_formula(told, scores, alpha, bound):
+    """Right and wrong rollouts, with and without clipping; A times 3 gives 3 times the credit."""
+    options = [f"alpha={alpha}", f"bound={bound}"] if alpha != 0.5 else []
+    ours = assign("finepo", told, *options)
+    for row, (good, step) in enumerate(scores):
+        given = told.advantages[row].item(), good.tolist(), step.tolist()
+        expected = torch.tensor(slow_finepo(*given, alpha, bound))
+        assert_close(ours[row, : len(step)], expected, atol=1e-6, rtol=1e-5)
+    thrice = replace(told, advantages=3 * told.advantages)
+    assert_close(assign("finepo", thrice, *options), 3 * ours)
+
+
+def test_finepo_moves_credit_within_a_rollout(told, scores):
+    """Before any clip the sum stays T A, and the unit of scores does not matter.
+
+    Equal scores, and a single step, give A. Random scores are drawn anew each time.
+    """
+    uniform, ours = assign("grpo", told), assign("finepo", told)
+    mild = assign("finepo", told, "alpha=.01")
+    assert_close(mild.sum(1), uniform.sum(1), atol=1e-4, rtol=1e-4)
+    drawn = assign("finepo", told, "scores=random")
+    assert not torch.equal(drawn, assign("finepo", told, "scores=random"))
+    original = list(scores)
+    scores[:] = [(0.3 * good + 0.2, step) for good, step in original]
+    assert_near(assign("finepo", told), ours, 1e-4)
+    scores[:] = [(torch.full((5,), 0.7), step) for _, step in original]
+    assert_near(assign("finepo", told), uniform, 1e-6)
+    scores[:] = [(good[:1], 0 * step) for good, step in original]
+    assert_near(assign("finepo", told), uniform, 1e-6)
+
+
 @pytest.mark.parametrize("second", [0.0, math.nan])
 def test_pure_against_its_formula(second, told):
-    """r*, suffix sums, leave-one-out baseline and the group's deviation.
+    """It is r*, suffix sums, the leave-one-out baseline and the group's deviation.
 
     A rollout without a verdict changes nothing for the others.
     """
@@ -861,8 +973,34 @@ def test_true_errors_and_the_oracle(told):
     assert torch.equal(weights_of("oracle", batch), expected)
 
 
+def test_the_oracle_can_keep_the_sum_of_a_rollout():
+    """With `mass` 1 the n tokens of the wrong step have A T / n; wherever that is, the sum is T A.
+
+    A step may end after the response; a rollout whose error is not known keeps A.
+    """
+    steps = [None, (0, 1), (3, 5), None, (2, 99), None]
+    batch = random_batch([[1, 0, 0, 0, 0, 1], [0, 1, 0, 1, 1, 0]])
+    steps += [(1, 2), None, (4, 7), None, None, (0, 99)]
+
+    def first_error(problem, tokens):
+        place = steps[int(tokens[0])]
+        return place and toy.FirstError(place[0], "copy", place[1])
+
+    task = Task("embedded", [], [], None, None, first_error=first_error)
+    batch = Told(**vars(batch), tokenizer=NumberTokenizer(), task=task)
+    plain, ours = assign("oracle", batch), assign("oracle", batch, "mass=1")
+    for row, place in enumerate(steps):
+        length = int(batch.lengths[row])
+        on_step = [t for t in range(length) if not place or place[0] <= t < place[1]]
+        expected = torch.zeros(batch.mask.shape[1])
+        expected[on_step] = batch.advantages[row]
+        assert_close(plain[row], expected)
+        assert_close(ours[row], expected * length / len(on_step))
+    assert_close(ours.sum(1), batch.advantages * batch.lengths[:, 0])
+
+
 def test_position_and_random_are_what_they_say(told):
-    """t / T of each rollout's own length; runs of equal draws within [0, 2]."""
+    """Position is t / T of each rollout's own length; random has runs of equal draws in [0, 2]."""
     length = int(told.lengths[0])
     weights = weights_of("position", told)[0, :length]
     assert_close(weights, torch.arange(1, length + 1) / length)
@@ -875,14 +1013,14 @@ def test_position_and_random_are_what_they_say(told):
 
 
 def test_the_noise_of_oar_g_is_made_anew_by_seed_and_step(told):
-    """And is the same again, whatever was drawn before."""
+    """For a seed and step it is the same again, whatever was drawn before."""
     ours = [assign("oar-g", told, step=step, seed=seed) for step, seed in ((3, 0), (4, 0), (3, 1))]
     assert torch.equal(assign("oar-g", told), ours[0])
     assert len(torch.stack(ours).unique(dim=0)) == 3
 
 
 def test_shuffle_keeps_each_rollout_s_weights_and_not_their_places():
-    """The same numbers in another order, anew with every draw."""
+    """The same numbers stand in another order, anew with every draw."""
     batch = random_batch([[1, 0, math.nan, 0, 1]], shared=3)
     shear = assign("shear", batch)
     torch.manual_seed(0)

@@ -59,17 +59,18 @@ def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatc
     inputs[0][:, -1] = torch.arange(6, 18)  # the same prompt but for its last token
     shared = [part[:, :-1].contiguous() for part in inputs]
     alone = [part[:1] for part in inputs]
-    for given, changes in (inputs, {}), (alone, {}), (inputs, dict(stops=[])), (shared, {}):
-        limits = LIMITS | changes
-        theirs = hf_generate(model, *given, **limits)
-        ours = hf_generate(model, *given, **limits, loop=live_rows)
-        assert torch.equal(ours, theirs)
-    read_once = prefill.shared_prefill(
-        partial(hf_generate, loop=live_rows), model, *shared, **LIMITS
-    )
-    assert torch.equal(read_once, hf_generate(model, *shared, **LIMITS))
+    generate = partial(hf_generate, **LIMITS)
+    endless = partial(generate, stops=[])
+    cases = (inputs, generate), (alone, generate), (inputs, endless), (shared, generate)
+    for (ids, mask), generate in cases:
+        assert torch.equal(generate(model, ids, mask, loop=live_rows), generate(model, ids, mask))
+    ids, mask = shared
+    ours = partial(hf_generate, loop=live_rows)
+    read_once = prefill.shared_prefill(ours, model, ids, mask, **LIMITS)
+    assert torch.equal(read_once, generate(model, ids, mask))
     rows = counted(model)
-    found = hf_generate(model, *inputs, **LIMITS, loop=live_rows)
+    ids, mask = inputs
+    found = generate(model, ids, mask, loop=live_rows)
     ends = torch.isin(found, torch.tensor(LIMITS["stops"])).int().argmax(1)
     assert ends.unique().numel() > 2  # rows end at unlike steps
     assert (rows[-1] < len(found)) == leaves
@@ -82,17 +83,18 @@ def test_sampled_tokens_are_of_the_same_distribution():
     transformers' loop draws, by a chi-square test.
     """
     model = family_model(vocab_size=4, spread=0.3)
-    inputs = torch.tensor([[1, 2]]).expand(4096, 2), torch.ones(4096, 2, dtype=torch.bool)
-    limits = LIMITS | dict(max_tokens=3, temperature=1.0, stops=[2, 3])
+    ids = torch.tensor([[1, 2]]).expand(4096, 2)
+    mask = torch.ones(4096, 2, dtype=torch.bool)
+    generate = partial(hf_generate, max_tokens=3, temperature=1.0, stops=[2, 3], pad=0)
     counts = []
     first = []
     for loop in (None, live_rows):
         torch.manual_seed(1)
-        found = hf_generate(model, *inputs, **limits, loop=loop)
+        found = generate(model, ids, mask, loop=loop)
         first.append(found[:, 0])
         kinds = (found * torch.tensor([16, 4, 1])).sum(1)
         counts.append(kinds.bincount(minlength=64))
-    assert torch.equal(*first)
+    assert torch.equal(first[0], first[1])
     table = torch.stack(counts)
     table = table[:, table.sum(0) >= 20]  # kinds too rare to be tested
     assert table.shape[1] > 8 and chi2_contingency(table).pvalue > 0.01

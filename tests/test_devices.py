@@ -7,7 +7,7 @@ from unittest import mock
 
 import pytest
 import torch
-from builders.groups import SPANS, random_group
+from builders.groups import random_group
 from builders.runs import recipe_with
 from builders.simulated_gpu import CUDA, Cuda, mark
 
@@ -81,7 +81,7 @@ ABLATIONS = (
 
 @pytest.mark.parametrize("method", [*METHODS, *(f"shear {option}" for option in ABLATIONS)])
 def test_a_step_with_every_method(run, method):
-    """From rollouts to moved weights, in float32."""
+    """A step goes from rollouts to moved weights, in float32."""
     weights = list(run.trained.parameters())
     before = [weight.clone() for weight in weights]
     metrics = take_step(run, method)
@@ -91,14 +91,16 @@ def test_a_step_with_every_method(run, method):
 
 
 def test_shear_alone():
-    """shear.py and sinkhorn.py without the hooks of training, against a CPU."""
-    given = random_group(lengths=(9, 8, 7))
-    omega = shear_weights(*[tensor.to(CUDA) for tensor in given], **SPANS).omega
-    assert omega.is_cuda and torch.equal(omega.cpu(), shear_weights(*given, **SPANS).omega)
+    """shear.py and sinkhorn.py give a CPU's weights without the hooks of training."""
+    hidden, mask, correct = random_group(lengths=(9, 8, 7))
+    expected = shear_weights(hidden, mask, correct, window=6, stride=3).omega
+    there = hidden.to(CUDA), mask.to(CUDA), correct.to(CUDA)
+    omega = shear_weights(*there, window=6, stride=3).omega
+    assert omega.is_cuda and torch.equal(omega.cpu(), expected)
 
 
 def test_rollouts_by_generate(run):
-    """transformers' own loop, greedy, which also refuses logits that are not finite."""
+    """transformers' own loop runs greedily, and refuses logits that are not finite."""
     rollouts = rollout(
         run.actor.model, run.tokenizer, ["a=1+2;a?\n", "a?\n"], 2, max_tokens=3, temperature=0.0
     )
@@ -132,7 +134,7 @@ LEFT_ON_THE_CPU = [  # where, by which functions, and the method whose step meet
 
 @pytest.mark.parametrize("module, names, method", LEFT_ON_THE_CPU)
 def test_a_tensor_left_on_the_cpu_is_found(module, names, method, run, monkeypatch):
-    """Of each of these functions; also what NumPy is given."""
+    """Each of these functions is caught, and so is what NumPy is given."""
     for name in names.split():
         monkeypatch.setattr(f"{module}.torch", Forgetful(name))
         with pytest.raises(RuntimeError, match="same device"):

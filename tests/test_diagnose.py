@@ -3,6 +3,7 @@
 import functools
 import json
 from collections import Counter
+from itertools import chain, product
 from operator import itemgetter
 from unittest.mock import Mock
 from xml.etree import ElementTree
@@ -21,7 +22,7 @@ from credit import teacher
 from credit.measures import around, peak, shares_by_part
 from credit.settings import Shear
 from credit.shear_settings import ClosestSpan
-from credit.table import METHODS
+from credit.table import METHODS, methods_needing
 from fast.rollout import fast_rollout
 from grpo import Policy, Rollouts, pad_left, rollout, score
 from harness import files, models
@@ -89,7 +90,7 @@ def made(effect: float) -> pd.DataFrame:
 
 
 def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
-    """Means written out; a length with too few prefixes is left out.
+    """It is that of the written-out means; a length with too few prefixes is left out.
 
     What does not change has no correlation.
     """
@@ -103,12 +104,12 @@ def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
         "success_right": pytest.approx([0.9, 0.7, 0.5, 0.3]),
     }
     assert {name: found[name] for name in expected} == expected
-    flat = table([(row, 1, end, end, 0.5) for row in range(3) for end in (10, 20, 30)])
+    flat = table([(row, 1, end, end, 0.5) for row, end in product(range(3), (10, 20, 30))])
     assert figures.fig_1a_position(flat, tmp_path / "b.png", least=2)["spearman"] is None
 
 
 def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp_path):
-    """Events by hand: none across two rollouts, none below 1/16; rho is scipy's."""
+    """The events are those by hand: none across two rollouts, none below 1/16; rho is scipy's."""
     rows = spans_of("1b")
     of_success = [-1 / 4, 5 / 16, 1 / 16]
     of_distance = [0.3, -0.1, 0.1]
@@ -126,7 +127,7 @@ def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp
 
 
 def test_fig_3_auc_of_each_bin(tmp_path):
-    """Two bins by hand: success tells nothing among near spans and everything among far ones.
+    """In two bins success tells nothing among near spans and everything among far ones.
 
     Ties count half.
     """
@@ -139,7 +140,7 @@ def test_fig_3_auc_of_each_bin(tmp_path):
 
 
 def test_a_planted_effect_is_found_and_none_where_none_is_planted(tmp_path):
-    """At every depth, by made rollouts."""
+    """It is found at every depth of rollouts that are made so."""
     path = tmp_path / "a.png"
     found, none = (figures.fig_9_depth(made(effect), path)["bins"] for effect in (1.0, 0.0))
     for each in found:
@@ -172,7 +173,7 @@ def test_fig_10_counts_groups(tmp_path):
 
 
 def test_where_the_peak_lies_and_what_is_around_a_place(tmp_path, monkeypatch):
-    """Offsets by hand; constant rows and rows without an error do not count.
+    """Offsets are those by hand; constant rows and rows without an error do not count.
 
     The picture's place is 0.
     """
@@ -204,7 +205,7 @@ def test_an_svg_is_for_light_and_dark_pages(tmp_path, monkeypatch):
 
 
 def test_an_auc_s_interval_is_the_jackknife_s():
-    """Against a loop over written-out tokens; of one group there is none."""
+    """It is that of a loop over written-out tokens; one group has none."""
     draw = np.random.default_rng(0)
     group = torch.arange(60) // 12
     values, positive = (torch.tensor(draw.random(60)) for _ in range(2))
@@ -221,7 +222,7 @@ def test_an_auc_s_interval_is_the_jackknife_s():
 
 
 def test_shares_of_weight_before_on_and_after_the_step():
-    """Rollouts that do not count have none; padding neither."""
+    """Rollouts that do not count have none, nor has padding."""
     weights = torch.tensor([[1, 2, 3, 4], [1, 1, 8, 9], [9, 9, 9, 9]]).float()
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]).bool()
     assert shares_by_part(weights, mask, torch.tensor([[1, 3], [2, 3], [-1, -1]])) == pytest.approx(
@@ -245,7 +246,7 @@ def test_states_of_an_early_layer(taught):
 
 
 def test_where_half_of_the_rise_is_done():
-    """Curves written out, offsets -6 to 6 and spans of 3 tokens.
+    """It is where the written-out curves have it, at offsets -6 to 6 and spans of 3 tokens.
 
     A straight line has it in the middle.
     """
@@ -282,8 +283,10 @@ def test_rollout_takes_ids_as_they_are(tiny):
     model, tokenizer = tiny
     texts = ["a=3-6;a?\n", "a=1+2;b=a+3;b?\n"]
     ids = tokenizer(texts)["input_ids"]
-    options = dict(max_tokens=5, temperature=0.0, batch_size=2)
-    by_text, by_ids = (rollout(model, tokenizer, prompts, 2, **options) for prompts in (texts, ids))
+    by_text, by_ids = (
+        rollout(model, tokenizer, prompts, 2, max_tokens=5, temperature=0.0, batch_size=2)
+        for prompts in (texts, ids)
+    )
     assert torch.equal(by_text.ids, by_ids.ids) and by_text.texts == by_ids.texts
     assert torch.equal(by_text.prompt_ids, by_ids.prompt_ids)
 
@@ -295,16 +298,17 @@ def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path):
     """
     problem = {"problem": "a=1+2;a?\n", "answer": "3"}
     task = Task("x", [], [problem] * 3, itemgetter("problem"), lambda *_: Verdict(1.0, "drawn"))
-    config = with_values(PAPER, {"seed": 1, "max_tokens": 12, "rollouts_per_prompt": 2})
-    asked = Parts(config, task, *tiny), 2, 0, tmp_path
-    first, second = groups = prefixes.collect(*asked)
+    sizes = {"max_tokens": 12, "rollouts_per_prompt": 2, "generate_batch": 2}
+    config = with_values(PAPER, {"seed": 1} | sizes)
+    collect = functools.partial(prefixes.collect, Parts(config, task, tiny[0], tiny[1]), 2, 0)
+    first, second = groups = collect(tmp_path)
     assert first != second
     path = tmp_path / "group-0001.json"
     path.unlink()
-    assert prefixes.collect(*asked) == groups
+    assert collect(tmp_path) == groups
     path.write_text("{")
     with pytest.raises(BadInput, match=f"{path}: cannot be read"):
-        prefixes.collect(*asked)
+        collect(tmp_path)
     assert path.read_text() == "{"
 
 
@@ -334,7 +338,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
         rows = len(prompts) * count
         # a token of its own, and the stop
         ids = torch.tensor([[20 + row, 1] for row in range(rows)])
-        padded = pad_left([ids for ids in prompts for _ in range(count)], 0, "cpu")
+        padded = pad_left(np.repeat(np.array(prompts), count, 0).tolist(), 0, "cpu")
         return Rollouts(*padded, ids, ids > 0, torch.zeros(rows).bool(), [""] * rows)
 
     def grade(text, reference):
@@ -354,9 +358,10 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     scores = score(Policy(model), batch.rollouts, temperature=0.7, micro_tokens=99)
     torch.testing.assert_close(batch.log_probs, scores.log_probs)
     unsure = sampled([None, 0.0], [[2], []])  # no verdict, no row
-    closest = []
-    for of_group in [[0.1, 0.2, 0.3], [0.4]], [[0.5], []]:
-        closest.append([[ClosestSpan(0, 0, far, 0, 0, 0) for far in row] for row in of_group])
+    near, next_, far, other, last = (
+        ClosestSpan(0, 0, distance, 0, 0, 0) for distance in (0.1, 0.2, 0.3, 0.4, 0.5)
+    )
+    closest = [[[near, next_, far], [other]], [[last], []]]
     spans = prefixes.span_table([found, unsure], closest)
     rows = spans[["success", "distance", "right", "end"]].itertuples(index=False, name=None)
     assert list(rows) == [(1.5, 0.1, 1, 2), (5.5, 0.2, 1, 4), (3.5, 0.4, 0, 2)]
@@ -368,7 +373,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
 def test_a_run_has_every_figure_and_samples_nothing_twice(
     taught, tmp_path, monkeypatch, capsys, assert_refused
 ):
-    """PNGs, keys and a page; the same command again reads the disk.
+    """It writes PNGs, keys and a page; the same command again reads the disk.
 
     A missing group alone is made again, and is the same; other flags are refused.
     """
@@ -386,7 +391,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     monkeypatch.setattr(toy, "first_error", first_error)
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=2))
     replace_sampler(monkeypatch, made)
-    run_well(diagnose, *flags)
+    run_well(diagnose, flags)
     assert made.called
     results = json.loads((tmp_path / "diagnose.json").read_text())
     printed = capsys.readouterr().out
@@ -395,7 +400,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     paths = sorted(tmp_path.glob("group-*.json"))
     groups = [Prefixes(**json.loads(path.read_text())) for path in paths]
     mixed = [group for group in groups if group.mixed]
-    spans = sum(len(ends) for group in mixed for ends in group.ends)
+    spans = sum(sum(map(len, group.ends)) for group in mixed)
     assert results["groups"] == len(groups) == 2 and results["spans"] == spans > 0
     assert "left out: arca" in printed and "not comparable" in printed
     for of_paper in ("-0.96", "-0.42", "0.64 / 0.99", "-0.06 / -0.23"):
@@ -403,7 +408,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     assert max(len(line) for line in printed.splitlines() if line.startswith("|")) <= 120
     methods = results["methods"]
     assert methods["oracle"]["auc_step"] == 1 and methods["grpo"]["peak"] is None
-    assert set(methods) == set(METHODS) - {"arca"}
+    assert set(methods) == set(METHODS) - methods_needing("adapter")
     assert {"surprisal", "layer 1"} <= set(results["settings"])
     after = [each["weight_after"] for each in results["settings"].values()]
     assert len(set(after)) == len(after)  # every change has an effect
@@ -411,7 +416,9 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     run_well(page, tmp_path)  # the command that its last line names
     assert printed.endswith(f"next: python -m studies.page {tmp_path}\n")
     rows = files.read_lines(tmp_path / "samples.jsonl")
-    assert [row["score"] for row in rows] == [score for group in mixed for score in group.scores]
+    assert [row["score"] for row in rows] == list(
+        chain.from_iterable(group.scores for group in mixed)
+    )
     wrong = [row for row in rows if row["score"] == 0]
     counted = [row["weights"]["shear"] for row in wrong if row["first_error"][0]]
     assert 0 < methods["shear"]["peak"]["rollouts"] == len(counted) < len(wrong)
@@ -474,7 +481,7 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(
 
 @pytest.mark.parametrize("config", ["{", None])
 def test_a_damaged_config_is_one_sentence(config, qwen_folder, tmp_path, assert_refused):
-    """Also one that is gone, with groups of nobody knows what; nothing is changed."""
+    """So is one that is gone where groups are left; nothing is changed."""
     flags = words_of(solutions(tmp_path / "s.jsonl"), "--model", qwen_folder, "--out", tmp_path)
     (tmp_path / "group-0000.json").write_text("{}")
     if config is not None:
@@ -502,7 +509,7 @@ def test_a_start_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
 
 
 def test_weights_are_rounded_and_rotary_frequencies_are_not():
-    """As on a GPU, where the model computes in bfloat16."""
+    """Rounded weights are bfloat16, as on a GPU, and rotary frequencies stay float32."""
     model = toy.make_model(1, seed=0)
     models.round_weights(model, torch.bfloat16)
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}

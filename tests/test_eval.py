@@ -49,7 +49,7 @@ def test_a_model_gets_a_table_and_every_generation_a_row(models, tmp_path, capsy
     models = [
         shutil.copytree(folder, tmp_path / name) for folder, name in zip(models, "ab", strict=True)
     ]
-    run_well(command, "--model", *models, SMALL, "--out", out, "--seeds 0 3 --pass-at 1 4")
+    run_well(command, "--model", models, SMALL, "--out", out, "--seeds 0 3 --pass-at 1 4")
     path = out / "generations.jsonl"
     printed = capsys.readouterr().out
     made = read_lines(path)
@@ -91,7 +91,7 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
     asked = words_of("--model", models[0], SMALL, "--out")
     part = [*asked, str(tmp_path / "part")]
     path = tmp_path / "part" / "generations.jsonl"
-    run_well(command, *asked, tmp_path / "whole")
+    run_well(command, asked, tmp_path / "whole")
     whole = (tmp_path / "whole" / "generations.jsonl").read_text()
     calls = [fast_rollout, fast_rollout, interrupt]
     replace_sampler(monkeypatch, lambda *parts, **options: calls.pop(0)(*parts, **options))
@@ -101,7 +101,7 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
     sampler = Mock(wraps=fast_rollout)
     replace_sampler(monkeypatch, sampler)
     for _ in range(2):
-        run_well(command, *part)
+        run_well(command, part)
         assert path.read_text() == whole and sampler.call_count == 2
     path.write_text(2 * whole)
     assert_refused(command.main, ["--from", path.parent], "line 41: cannot be read (it repeats")
@@ -115,12 +115,12 @@ def test_how_many_responses_are_generated_together_is_decided_once(models, tmp_p
     asked = words_of("--model", models[0], SMALL, "--out", tmp_path / "out", "--seeds")
     monkeypatch.setattr(evaluation.memory, "choose_batch", lambda *sizes: 7)
     sampler = Mock(wraps=fast_rollout)
-    monkeypatch.setattr(evaluation, "fast_rollout", sampler)
-    run_well(command, *asked, "0")
+    replace_sampler(monkeypatch, sampler)
+    run_well(command, asked, "0")
     monkeypatch.setattr(evaluation.memory, "choose_batch", lambda *sizes: 9)
     for flags, batch in (("1", 7), ("2 --generate-batch 5", 5), ("3", 5)):
         sampler.reset_mock()
-        run_well(command, *asked, flags)
+        run_well(command, asked, flags)
         assert {call.kwargs["generate_batch"] for call in sampler.call_args_list} == {batch}
         settings = json.loads((tmp_path / "out" / "settings.json").read_text())
         assert settings["generate_batch"] == {models[0]: batch}
@@ -132,7 +132,7 @@ def test_other_settings_do_not_mix_with_what_is_there(tmp_path, assert_refused):
     """Another temperature, other problems or other weights of the same name are refused."""
     model = save_model(tmp_path / "model", toy.make_model(1, seed=8))
     asked = words_of(SMALL, "--out", tmp_path / "out", "--model", model)
-    run_well(command, *asked)
+    run_well(command, asked)
     for flags, words in (
         ("--temperature 0", "protocol: temperature is 0.0; "),
         ("--toy-seed 5", "data: embedded is {'k'"),
@@ -253,7 +253,7 @@ def test_a_trained_models_template_is_that_of_what_it_was_trained_from(tmp_path)
     ],
 )
 def test_a_run_is_told_by_a_field_of_its_own(settings, is_run, tmp_path):
-    """Not by the name of a flag, which may change."""
+    """A run is known by its own field, not by the name of a flag, which may change."""
     (tmp_path / "model").mkdir()
     files.write_json(tmp_path / "config.json", settings | {"model": "some/model"})
     assert (files.config_of(tmp_path) is not None) == is_run

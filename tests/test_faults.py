@@ -109,7 +109,7 @@ COMMANDS = {"eval": evaluation, "compare": compare, "page": page}
 
 @pytest.mark.parametrize("case", cases("rows.jsonl"))
 def test_rows_of_another_type_are_named(case, tmp_path, monkeypatch, assert_says):
-    """Not averaged, nor shown."""
+    """Such rows are neither averaged nor shown."""
     monkeypatch.chdir(tmp_path)
     for name in ("metrics.jsonl", "samples.jsonl"):
         files.append_rows(tmp_path / name, [case["row"]])
@@ -146,7 +146,7 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, assert_says):
 def test_what_is_of_others_is_left_alone(
     command, flags, words, copied, taught, monkeypatch, assert_says
 ):
-    """Folders with other files, an evaluation of other responses, and pipes."""
+    """Folders with other files, an evaluation of other responses, and pipes are not touched."""
     monkeypatch.chdir(copied)
     shutil.copytree("evaluation", "bare")
     os.remove("bare/settings.json")
@@ -159,7 +159,7 @@ def test_what_is_of_others_is_left_alone(
 
 
 def test_a_folder_that_another_process_writes_is_refused(copied, asked_again, assert_says, resumed):
-    """A run's and an evaluation's."""
+    """So it is for a run and for an evaluation."""
     for name, command, argv in (
         ("run", train, resumed),
         ("evaluation", evaluation, asked_again),
@@ -192,7 +192,7 @@ def test_a_run_is_not_asked_other_problems(changed, copied, assert_says):
 
 
 def test_a_refusal_leaves_no_new_folder(copied, taught, assert_says):
-    """Nor its parents, where weights cannot be loaded."""
+    """Nor does it leave the folder's parents, where weights cannot be loaded."""
     spoilt = Path(shutil.copytree(taught, copied / "spoilt"))
     os.truncate(spoilt / "model.safetensors", 5000)
     argv = words_of(ASK, "--model", spoilt, "--out", copied / "new" / "evaluation")
@@ -202,7 +202,7 @@ def test_a_refusal_leaves_no_new_folder(copied, taught, assert_says):
 
 @pytest.mark.parametrize("kind", ["runs code", "lacks a tensor", "other shapes"])
 def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, assert_says, resumed):
-    """Nor loads anything but the policy's tensors."""
+    """Nothing but the policy's tensors is loaded."""
     folder = copied / "run" / "checkpoints" / "step-000002"
     path = min((folder / "state").iterdir())
     if kind == "runs code":
@@ -220,7 +220,7 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, assert_says, resumed)
 
 
 def test_a_model_folder_runs_no_code(taught, tmp_path, assert_says):
-    """Nor does it ask on a terminal whether it may, which a piped "y" would answer."""
+    """It does not ask on a terminal whether it may either, which a piped "y" would answer."""
     folder = tmp_path / "model"
     made = tmp_path / "made"
     shutil.copytree(taught, folder)
@@ -235,7 +235,7 @@ def test_a_model_folder_runs_no_code(taught, tmp_path, assert_says):
 
 
 def test_copies_beside_checkpoints_are_not_ours(copied):
-    """Neither counted nor removed; what a kill has left of an old checkpoint is removed."""
+    """They are neither counted nor removed; what a kill has left of an old one is removed."""
     folder = copied / "run" / "checkpoints"
     others = {"step-000002-good", "step-best", "step-000002.bak"}
     for name in others:
@@ -250,7 +250,7 @@ def test_copies_beside_checkpoints_are_not_ours(copied):
 
 @pytest.mark.parametrize("lr", ["1e20", "1e30"])
 def test_a_run_that_diverges_names_the_last_checkpoint(lr, copied, capsys):
-    """And says what may help; the ruined weights are not saved."""
+    """It says what may help, and the ruined weights are not saved."""
     assert train.main(["--resume", str(copied / "run"), "--steps", "9", "--lr", lr]) == 1
     first, second = capsys.readouterr().err.splitlines()
     assert first.startswith("a checkpoint holds 2 of 9 steps; resume with: python train.py")
@@ -276,7 +276,7 @@ NO_MEMORY = RuntimeError(
     ],
 )
 def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
-    """Status 1, as what the flags say may be right."""
+    """The status is 1, as what the flags say may be right."""
     assert run_command(memory="less")(raising(error))([]) == 1
     message = capsys.readouterr().err
     assert words in message and message.count("\n") == 1
@@ -284,7 +284,7 @@ def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
 
 @pytest.mark.parametrize("place", ["harness.checkpoint.save", "harness.report.plot"])
 def test_a_full_disk_says_how_to_go_on(place, copied, monkeypatch, capsys):
-    """By --resume, not by the command that began; the trained model is saved before the picture."""
+    """It names --resume, not the command that began; the model is saved before the picture."""
     monkeypatch.setattr(place, raising(OSError(errno.ENOSPC, "No space left on device", "x")))
     run = copied / "run"
     is_saved = "plot" in place
@@ -308,7 +308,7 @@ def test_numbers_that_are_not_known_are_null(tmp_path):
 
 
 def test_greedy_decoding_of_a_model_that_is_not_finite_is_an_error(tiny):
-    """As sampling is: argmax would take NaN for a token."""
+    """Sampling is one, too; argmax would take NaN for a token."""
     model, tokenizer = tiny
     next(model.parameters()).data[:] = torch.nan
     for temperature in (0.0, 1.0):
@@ -317,7 +317,7 @@ def test_greedy_decoding_of_a_model_that_is_not_finite_is_an_error(tiny):
 
 
 def test_workers_start_below_a_hard_limit_of_memory():
-    """Theirs would exceed it."""
+    """The limit that a worker sets itself would exceed it."""
     ask = "from grading.workers import in_worker; print(in_worker(r'\\frac12', '0.5', 60))"
     words = ["sh", "-c", 'ulimit -v 3000000 && exec "$0" -c "$1"', sys.executable, ask]
     done = subprocess.run(
@@ -335,7 +335,7 @@ def test_workers_start_below_a_hard_limit_of_memory():
     ],
 )
 def test_a_shell_gets_a_sentence_or_nothing(line, said, tmp_path):
-    """Where the help's reader leaves, where the working directory is gone."""
+    """The help's reader may leave, and the working directory may be gone."""
     (tmp_path / "here").mkdir()
     words = ["sh", "-c", line, sys.executable, train.__file__]
     ended = subprocess.run(words, cwd=tmp_path / "here", stderr=subprocess.PIPE, text=True)
@@ -356,10 +356,11 @@ def assert_ended_quietly(message: str) -> None:
 
 
 def test_a_reader_that_leaves_ends_the_run_quietly(taught, tmp_path):
-    """As `python train.py | head -1` does; the step is saved first, and its checkpoint is named."""
+    """`python train.py | head -1` saves the step, and names its checkpoint."""
     argv = words_of(sys.executable, "train.py", LONG, "--model", taught, "--out", tmp_path)
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    with subprocess.Popen(argv, cwd=ROOT, **pipes) as command:
+    with subprocess.Popen(
+        argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as command:
         take_until_the_second_step(command.stdout)
         message = command.stderr.read()
     assert command.returncode == 130
@@ -380,7 +381,7 @@ def train_into(folder: Path, argv: list[str], pipe: tuple[int, int]) -> None:
 
 
 def test_a_reader_that_leaves_ends_every_rank(taught, tmp_path):
-    """After one step; the main rank alone says so, and the others end as if all were well."""
+    """The main rank alone says so, and the others end as if all were well."""
     pipe = os.pipe()
 
     def read():
@@ -395,17 +396,17 @@ def test_a_reader_that_leaves_ends_every_rank(taught, tmp_path):
 
 
 def test_a_broken_pipe_of_another_kind_is_not_hidden():
-    """A socket's, say: nobody has left who reads the output."""
+    """A socket's is one: nobody has left who reads the output."""
     with pytest.raises(BrokenPipeError):
         run_command(memory="less")(raising(BrokenPipeError(errno.EPIPE, "Broken pipe")))([])
 
 
 def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch, capsys):
-    """Before the first step; the message says how to begin from it."""
+    """Interrupted before the first step, the message says how to begin from it."""
     monkeypatch.setattr(train, "evaluate", interrupt)
     argv = words_of(SIZES, "--warmup-steps 2 --name run --out", tmp_path)
     assert train.main(argv) == 130
     words = capsys.readouterr().err.partition("add: ")[2].partition("\n")[0]
     monkeypatch.undo()
-    run_well(train, *argv, *shlex.split(words), "--steps 1")
+    run_well(train, argv, shlex.split(words), "--steps 1")
     assert (tmp_path / "embedded-shear-1" / "model").exists()

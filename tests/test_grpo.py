@@ -1,6 +1,7 @@
 """grpo.py: what was sampled is scored and trained on, and the loss is the written-out one."""
 
 import math
+from itertools import chain
 
 import pytest
 import torch
@@ -36,7 +37,7 @@ def qwen(qwen_folder) -> tuple:
 
 
 def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
-    """Mask 1 through the first stop token, `truncated` where there is none.
+    """The mask is 1 through the first stop token, and `truncated` where there is none.
 
     The text is decoded from just these ids.
     """
@@ -44,8 +45,9 @@ def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
     tokenizer = tiny[1]
     assert rollouts.ids.shape == rollouts.mask.shape and len(rollouts.texts) == 32
     assert rollouts.truncated.any() and not rollouts.truncated.all()
-    parts = rollouts.ids, rollouts.mask, rollouts.truncated, rollouts.texts
-    for ids, mask, cut, text in zip(*parts, strict=True):
+    for ids, mask, cut, text in zip(
+        rollouts.ids, rollouts.mask, rollouts.truncated, rollouts.texts, strict=True
+    ):
         kept = ids[: int(mask.sum())]
         assert not mask[len(kept) :].any()
         is_end = kept == tokenizer.eos_token_id
@@ -54,7 +56,7 @@ def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
 
 
 def test_texts_keep_the_spaces_that_were_sampled(qwen):
-    """Whatever the tokenizer's folder asks for: programs are graded as they were sampled."""
+    """Programs are graded as they were sampled, whatever the tokenizer's folder asks for."""
     tokenizer = qwen[1]
     tokenizer.clean_up_tokenization_spaces = True
     tokenizer.clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output = True
@@ -65,8 +67,8 @@ def test_texts_keep_the_spaces_that_were_sampled(qwen):
 
 def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen):
     """Qwen names <|endoftext|> in one file and <|im_end|> in the other; both end a response."""
-    assert stop_ids(*qwen) == [0, 2]
-    rollouts = rollout(*qwen, ["x"], 60, max_tokens=40, temperature=1.0, batch_size=60)
+    assert stop_ids(qwen[0], qwen[1]) == [0, 2]
+    rollouts = rollout(qwen[0], qwen[1], ["x"], 60, max_tokens=40, temperature=1.0, batch_size=60)
     ends = {int(ids[mask][-1]) for ids, mask in zip(rollouts.ids, rollouts.mask, strict=True)}
     assert {0, 2} <= ends
 
@@ -87,7 +89,7 @@ def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen):
     ],
 )
 def test_stop_ids_come_from_every_place_that_names_one(change, expected, qwen, tiny):
-    """Generation config, config, tokenizer, <|im_end|>, the token that ends a template's turn."""
+    """They come from both configs, the tokenizer, <|im_end|> and the end of a template's turn."""
     model, tokenizer = qwen
     tokenizer.add_tokens(AddedToken("<|eot|>", special=True))
     model.generation_config.eos_token_id = change.get("generation")
@@ -96,7 +98,9 @@ def test_stop_ids_come_from_every_place_that_names_one(change, expected, qwen, t
     tokenizer.chat_template = change.get("template")
     names = {"<|eot|>": tokenizer.convert_tokens_to_ids("<|eot|>")}
     assert stop_ids(model, tokenizer) == [names.get(name, name) for name in expected]
-    assert stop_ids(*tiny) == [tiny[1].eos_token_id]  # which has neither template nor <|im_end|>
+    assert stop_ids(tiny[0], tiny[1]) == [
+        tiny[1].eos_token_id
+    ]  # which has neither template nor <|im_end|>
 
 
 def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen):
@@ -106,11 +110,13 @@ def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen):
     """
     model, tokenizer = qwen
     penalties = dict(repetition_penalty=5.0, suppress_tokens=list(range(40)), eos_token_id=0)
-    choices = dict(do_sample=False, top_k=1, top_p=0.1, min_p=0.5)
-    model.generation_config = GenerationConfig(**choices, **penalties)
+    model.generation_config = GenerationConfig(
+        do_sample=False, top_k=1, top_p=0.1, min_p=0.5, **penalties
+    )
     draws = 6_000
-    limits = dict(max_tokens=1, temperature=0.2, batch_size=draws)
-    rollouts = rollout(model, tokenizer, ["x"], draws, **limits)
+    rollouts = rollout(
+        model, tokenizer, ["x"], draws, max_tokens=1, temperature=0.2, batch_size=draws
+    )
     with torch.no_grad():
         logits = model(torch.tensor([tokenizer("x")["input_ids"]])).logits[0, -1]
     expected = draws * (logits.double() / 0.2).softmax(-1)
@@ -126,7 +132,7 @@ def any_positions(request, tiny):
 
 
 def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeypatch):
-    """Log-probabilities, entropies and last_hidden_state at y_t, against one forward per rollout.
+    """Log-probabilities, entropies and states at y_t are those of one forward per rollout.
 
     That forward has no padding.
     """
@@ -155,7 +161,7 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, monkeyp
 def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(
     any_positions, recompute, monkeypatch
 ):
-    """Log-probabilities and every gradient to 1e-5 of those with logits (b, T, V) at once.
+    """Log-probabilities and gradients are within 1e-5 of those with logits (b, T, V) at once.
 
     There activations are kept. The head sees at most HEAD_CHUNK tokens at a time, forward and again
     backward.
@@ -183,7 +189,7 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(
 
 @pytest.mark.parametrize("pack", [grpo.pack, packing.pack])
 def test_micro_batches_are_bounded_in_tokens(pack):
-    """Every row once; padding, where there is any, within the budget; the longest first.
+    """Every row comes once, the longest first, and padding counts within the budget.
 
     No rows make no micro-batch.
     """
@@ -191,8 +197,10 @@ def test_micro_batches_are_bounded_in_tokens(pack):
     rows = list(range(1, 38))
     is_padded = pack is grpo.pack
     batches = [batch.tolist() for batch in pack(rows, lengths, 128)]
-    assert sorted(row for batch in batches for row in batch) == rows
-    sizes = [[lengths[row] for row in batch] for batch in batches]
+    assert sorted(chain.from_iterable(batches)) == rows
+    sizes = []
+    for batch in batches:
+        sizes.append([lengths[row] for row in batch])
     tokens = [len(size) * max(size) if is_padded else sum(size) for size in sizes]
     assert all(count <= 128 or len(size) == 1 for count, size in zip(tokens, sizes, strict=True))
     ranked = [max(size) for size in sizes] if is_padded else tokens
@@ -201,7 +209,7 @@ def test_micro_batches_are_bounded_in_tokens(pack):
 
 
 def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
-    """Every row once; what ranks do at the same time differs by no more than a rollout.
+    """Every row comes once; what ranks do at the same time differs by no more than a rollout.
 
     Some ranks may have no work.
     """
@@ -243,18 +251,19 @@ def test_rollouts_of_several_ranks_become_one_batch(tiny):
 
 
 def test_prompts_of_like_length_are_generated_together(tiny):
-    """Sorted by prompt length within, in the asked order without."""
+    """They are sorted by length within, and returned in the order asked for."""
     prompts = ["a=1;b=a+2;c=b*3;c?\n", "a=1;a?\n", "a=1;b=a+2;b?\n"] * 2
-    limits = dict(max_tokens=6, temperature=0.0)
-    rollouts = rollout(*tiny, prompts, 2, **limits, batch_size=4)
+    rollouts = rollout(tiny[0], tiny[1], prompts, 2, max_tokens=6, temperature=0.0, batch_size=4)
     for row, text in enumerate(rollouts.texts):
         prompt = tiny[1].decode(rollouts.prompt_ids[row][rollouts.prompt_mask[row]])
         assert prompt == prompts[row // 2]
-        assert [text] == rollout(*tiny, [prompt], 1, **limits, batch_size=1).texts
+        assert [text] == rollout(
+            tiny[0], tiny[1], [prompt], 1, max_tokens=6, temperature=0.0, batch_size=1
+        ).texts
 
 
 def test_group_advantages_are_equation_1():
-    """(r - mean) / (std + 1e-6), unbiased std: one right of four gives .75 / .5 = 1.5 and -.5."""
+    """They are (r - mean) / (std + 1e-6), std unbiased: one right of four gives 1.5 and -.5."""
     ours = group_advantages(torch.tensor([1.0, 0, 0, 0, 1, 1, 0, 0]), 4)
     half = 0.5 / math.sqrt(1 / 3)
     expected = torch.tensor([1.5, -0.5, -0.5, -0.5, half, half, -half, -half])
@@ -262,7 +271,7 @@ def test_group_advantages_are_equation_1():
 
 
 def test_equal_rewards_and_missing_verdicts_get_no_advantage():
-    """0 in a group of equal rewards, also of 0.1s, whose mean rounds; a NaN leaves mean and std."""
+    """Equal rewards give 0, also 0.1s, whose mean rounds; a NaN leaves mean and std."""
     nan = math.nan
     root = math.sqrt(0.5)
     for equal in (0.0, 1.0, 0.1):
@@ -284,7 +293,7 @@ CLIPPED = [
 
 @pytest.mark.parametrize("ratio, advantage, loss, gradient", CLIPPED)
 def test_the_clip_token_by_token(ratio, advantage, loss, gradient):
-    """Each token alone, beside one that is padded: both bounds, both signs of the advantage."""
+    """Each token stands alone, beside one that is padded, at both bounds and both signs of A."""
     logp = torch.tensor([[math.log(ratio), 99.0]], requires_grad=True)
     mask = torch.tensor([[True, False]])
     advantages = torch.tensor([[advantage, 5.0]])
@@ -296,7 +305,7 @@ def test_the_clip_token_by_token(ratio, advantage, loss, gradient):
 
 
 def test_the_loss_is_the_sum_over_all_tokens_by_their_number():
-    """The same tokens in one batch, a padded one among them: the mean over the step's `n_tokens`.
+    """In one batch, with a padded token, the loss is the mean over the step's `n_tokens`.
 
     A ratio beyond float32 leaves it finite.
     """

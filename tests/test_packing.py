@@ -27,7 +27,7 @@ def ragged() -> Rollouts:
 def test_micro_batches_of_any_size_are_one_rollout_at_a_time(
     family, packs, recompute, rank, ragged
 ):
-    """Padded or packed, log-probabilities and gradients to 1e-5.
+    """Padded or packed, log-probabilities and gradients are the same to 1e-5.
 
     This also holds with an adapter that is not zero.
     """
@@ -101,10 +101,11 @@ def test_a_model_that_packs_samples_as_before():
     """
     model = family_model()
     inputs = random_prompts([3, 9, 1, 6])
-    limits = dict(max_tokens=12, temperature=0.0, stops=[], pad=0)
-    before = hf_generate(model, *inputs, **limits)
+    before = hf_generate(model, *inputs, max_tokens=12, temperature=0.0, stops=[], pad=0)
     assert packing_of(model) != PADDED and model.config._attn_implementation == "packed"
-    assert torch.equal(hf_generate(model, *inputs, **limits), before)
+    assert torch.equal(
+        hf_generate(model, *inputs, max_tokens=12, temperature=0.0, stops=[], pad=0), before
+    )
     assert "packed" not in model.config.to_json_string()
 
 
@@ -162,11 +163,10 @@ def test_the_kernel_of_a_gpu_is_given_what_sdpa_computes(monkeypatch):
 
     monkeypatch.setattr(packing, "varlen_attn", varlen_attn)
     starts = torch.tensor([0, 4, 7, 8], dtype=torch.int32)
-    places = ([4, 3, 1], [(0, 0)] * 3)
     given = [torch.randn(1, heads, 8, 6).bfloat16() for heads in (4, 2, 2)]
 
     def attention(parts, starts):
-        segments = packing.Segments(starts, *places)
+        segments = packing.Segments(starts, [4, 3, 1], [(0, 0)] * 3)
         return packing.packed_attention(None, *parts, None, segments=segments, scaling=0.3)[0]
 
     expected = attention(given, starts)

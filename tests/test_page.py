@@ -99,7 +99,7 @@ def test_neighbouring_rows_of_one_step_are_a_group(tmp_path):
 
 
 def test_a_long_group_is_small():
-    """8 x 3,000 tokens take at most 20 bytes each, and all the rest 30,000."""
+    """8 x 3,000 tokens take at most 20 bytes each, and all the rest takes 30,000."""
     assert len(page.as_html([long_group()], "long")) < 8 * 3000 * 20 + 30_000
 
 

@@ -131,7 +131,7 @@ def on_two_ranks(folder: Path, rollouts: Rollouts, taught: str) -> None:
     # Three whole runs in this process group, without curves: two steps; one step; one more.
     parallel.leave = lambda: None
     train.report.plot = lambda *inputs: None
-    sizes = words_of(*TINY, "--out", folder, "--save-every 1 --model")
+    sizes = words_of(TINY, "--out", folder, "--save-every 1 --model")
     statuses = [
         train.main([*sizes, taught, "--steps", "2", "--name", "whole"]),
         train.main([*sizes, taught, "--steps", "1", "--name", "parts"]),
@@ -209,7 +209,7 @@ def test_what_ranks_share_and_gather(two):
 
 
 def test_a_step_on_two_ranks_and_one_more_are_two(two):
-    """Weights, metrics but seconds, and samples are equal to the bit.
+    """Weights, samples and metrics, without seconds, are equal to the bit.
 
     The folder is one that transformers loads.
     """

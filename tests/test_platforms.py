@@ -36,9 +36,9 @@ else:
 
 
 def test_without_linux_all_but_programs_run(tmp_path):
-    """Training as by default, evaluation, and math-verify."""
+    """Training as by default, evaluation and math-verify run."""
     command = [sys.executable, "-c", SCRIPT, *RUN_FLAGS]
-    environment = {**os.environ, "PYTHONPATH": f"{WITHOUT_LINUX}:{ROOT}"}
+    environment = os.environ | {"PYTHONPATH": f"{WITHOUT_LINUX}:{ROOT}"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "on cpu (not mps" in done.stdout

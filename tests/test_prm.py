@@ -9,7 +9,7 @@ import torch
 from builders.near import assert_near
 from builders.rollouts import rollouts_of
 from builders.runs import ALONE, recipe_with
-from builders.small_models import CHAT_TEMPLATE, SMALL, save_model, turns_tokenizer
+from builders.small_models import CHAT_TEMPLATE, save_model, small_config, turns_tokenizer
 from torch.testing import assert_close
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -41,8 +41,8 @@ TEXTS = [text for text, _, _ in RESPONSES]
 def folder(tmp_path_factory):
     """A random model in a folder whose layout and class names are those of Qwen2.5-Math-PRM-7B."""
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=WORDS + 1, max_position_embeddings=400, initializer_range=0.3, **SMALL
+    config = small_config(
+        Qwen2Config, vocab_size=WORDS + 1, max_position_embeddings=400, initializer_range=0.3
     )
     path = tmp_path_factory.mktemp("models") / "prm"
     save_model(path, ProcessRewardModel(config), turns_tokenizer(SEPARATOR))
@@ -89,7 +89,7 @@ def by_hand(pair, question: str, steps: list[str]) -> torch.Tensor:
 
 
 def test_scores_are_those_read_by_hand(pair):
-    """One response at a time, its steps written by hand.
+    """They are read from one response at a time, its steps written by hand.
 
     Scores differ, or nothing would be compared.
     """
@@ -119,7 +119,7 @@ def test_a_token_belongs_to_the_step_in_which_its_first_character_lies(pair, sto
 
 
 def test_micro_batches_and_order_do_not_matter(pair):
-    """Alone, together or backwards: the same scores and steps.
+    """Alone, together or backwards, responses have the same scores and steps.
 
     No forward has more than micro_tokens, padding included.
     """
@@ -138,7 +138,7 @@ def test_micro_batches_and_order_do_not_matter(pair):
 
 
 def test_no_token_of_a_rollout_without_verdict_has_a_step(pair):
-    """Its mask is empty; scores stay."""
+    """Its mask is empty, and scores stay."""
     texts = TEXTS[:3]
     questions = ["?"] * 3
     rollouts = respond(texts)
@@ -166,7 +166,7 @@ def test_a_spelt_separator_adds_no_score(pair, spelt):
 
 
 def test_what_exceeds_the_context_takes_the_last_score(pair):
-    """400 tokens: a step that is cut, and all behind it, take the last score.
+    """Beyond 400 tokens a step that is cut, and all behind it, take the last score.
 
     If there is none, they take one half.
     """
@@ -180,11 +180,11 @@ def test_what_exceeds_the_context_takes_the_last_score(pair):
 
 
 def test_folders_that_cannot_score_steps_are_refused(tmp_path):
-    """Each in a sentence that begins with the flag and the folder."""
-    config = Qwen2Config(vocab_size=WORDS + 1, **SMALL)
+    """Each is refused in a sentence that begins with the flag and the folder."""
+    config = small_config(Qwen2Config, vocab_size=WORDS + 1)
     model = ProcessRewardModel(config)
     causal = Qwen2ForCausalLM(config)
-    small = ProcessRewardModel(Qwen2Config(vocab_size=WORDS, **SMALL))
+    small = ProcessRewardModel(small_config(Qwen2Config, vocab_size=WORDS))
     whole = turns_tokenizer(SEPARATOR)
     plain = turns_tokenizer(SEPARATOR, template=None)
     losing = turns_tokenizer(
@@ -222,7 +222,7 @@ def test_a_loaded_model_is_ready(folder, pair):
 
 
 def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path):
-    """One-line programs: a short teaching does better than 3 in 4, the share of good lines.
+    """On one-line programs a short teaching beats 3 in 4, the share of good lines.
 
     Loaded, it says the same.
     """
@@ -249,13 +249,15 @@ def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path)
     assert 0.6 < sum(labels) / len(labels) < 0.85
     assert (is_good == torch.tensor(labels)).float().mean() > 0.87
     assert results[0][1].tolist() == [0] * 12 + [1] * 4
-    loaded = load_reward_model(save_model(tmp_path / "toy", *pair), DEVICE, torch.float32)
+    loaded = load_reward_model(
+        save_model(tmp_path / "toy", pair[0], pair[1]), DEVICE, torch.float32
+    )
     assert_near(score(loaded), results, 0)
 
 
 @pytest.mark.parametrize("lines", [1, 3])
 def test_toy_labels_are_bad_from_the_first_error_on(lines):
-    """The verifier's first wrong token, counted in lines; the box counts as one."""
+    """They are right up to the verifier's first wrong token; the box counts as a line."""
     rng = random.Random(lines)
     seen = set()
     for _ in range(200):

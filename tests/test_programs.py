@@ -2,7 +2,9 @@
 
 Each line has one trick, or one reason why graders get an honest program wrong. A cheat whose tests
 are a script prints the right answer only if its attack has worked. Cheats run at the strict level
-and stay bounded even if it fails: those that fill or kill first look where they are.
+and stay bounded even if it fails: those that fill or kill first look where they are. Honest
+programs whose reward is null get no verdict: the tests use their objects, and the wall between both
+is in the way.
 
 Not in the file, because no grader can tell them from honest programs: an object made for a test of
 properties, which is asked one question at a time (`r.index(1) < r.index(2) < r.index(1)`) or
@@ -34,12 +36,12 @@ for name, reward, program, tests in OTHERS:
     CASES.append(dict(name=name, reward=reward, response=response, tests=tests))
 
 
-def names(reward: float) -> list[str]:
+def names(reward: float | None) -> list[str]:
     """Of the cases with this reward."""
     return [case["name"] for case in CASES if case["reward"] == reward]
 
 
-def graded(reward: float, level: str) -> dict[str, Verdict]:
+def graded(reward: float | None, level: str) -> dict[str, Verdict]:
     """The verdict on each case that should have this reward, several at a time."""
     own = [case for case in CASES if case["reward"] == reward]
 
@@ -50,17 +52,28 @@ def graded(reward: float, level: str) -> dict[str, Verdict]:
     return dict(zip(names(reward), verdicts, strict=True))
 
 
-@pytest.fixture(scope="module")
-def cheats() -> dict:
+def graded_strictly(reward: float | None) -> dict[str, Verdict]:
+    """As above at the level `strict`; skips the test where it does not work."""
     try:
-        return graded(0.0, sandbox.choose_level("strict"))
+        return graded(reward, sandbox.choose_level("strict"))
     except SandboxError as error:
         pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
+def cheats() -> dict:
+    return graded_strictly(0.0)
+
+
+@pytest.fixture(scope="module")
 def honest() -> dict:
     return graded(1.0, "auto")
+
+
+@pytest.fixture(scope="module")
+def undecided() -> dict:
+    with pytest.warns(RuntimeWarning, match="no verdict"):
+        return graded_strictly(None)
 
 
 @pytest.mark.parametrize("name", names(0.0))
@@ -73,3 +86,9 @@ def test_a_cheat_scores_zero(name, cheats):
 def test_an_honest_program_passes(name, honest):
     """Whatever its style of input, output, fences, functions or classes."""
     assert honest[name] == (1.0, "correct")
+
+
+@pytest.mark.parametrize("name", names(None))
+def test_no_rule_decides(name, undecided):
+    """An honest program that only Python itself can tell from a cheat is not called wrong."""
+    assert undecided[name] == (None, "infra_error")

@@ -1,12 +1,13 @@
 """wire.py, proxy.py and judge.py of grading/inside/, between tests and candidate.
 
-What crosses between the two, and who decides a comparison.
+What crosses the wall between the two, and who decides a comparison.
 """
 
 import collections
 import datetime
 import decimal
 import fractions
+import io
 import math
 import socket
 import sys
@@ -16,7 +17,6 @@ import judge
 import numpy
 import proxy
 import pytest
-import wire
 
 
 @pytest.fixture
@@ -26,10 +26,11 @@ def link(monkeypatch):
     ends = []
 
     def make(source: str) -> proxy.Link:
-        names: dict = {}
-        exec(source, names)
+        module = type(sys)("program")
+        exec(source, vars(module))
         inside, outside = socket.socketpair()
-        serving = (inside.makefile("rwb"), names, proxy.Printed())
+        stdout = io.TextIOWrapper(io.BytesIO())
+        serving = (inside.makefile("rwb"), module, stdout)
         threading.Thread(target=proxy.serve, args=serving, daemon=True).start()
         ends.append(outside)
         return proxy.Link(outside.makefile("rwb"))
@@ -46,7 +47,9 @@ def link(monkeypatch):
         [1, [2, []]], (1, (2,), ()), {1, 2}, frozenset({(1, 2)}), {(1, 2): {3}, None: [4], 1.5: {"a": ()}},
         collections.deque([1, 2]), decimal.Decimal("1.10"), fractions.Fraction(1, 3),
         datetime.date(2026, 1, 2), datetime.datetime(2026, 1, 2, 3, 4, 5), datetime.timedelta(days=1, microseconds=2),
-        [{"a": [True, False]}, {"tuple": 1}, {"handle": [0, False]}],
+        [{"a": [True, False]}, {"tuple": 1}, {"object": [0, []]}], datetime.timezone(datetime.timedelta(hours=1)),
+        collections.Counter("aab"), collections.OrderedDict(b=1, a=2), collections.defaultdict(list, a=[1]),
+        collections.namedtuple("Point", "x y")(1, (2,)), bytearray(b"a"),
     ],
 )  # fmt: skip
 def test_plain_data_crosses_unchanged(value, link):
@@ -55,28 +58,24 @@ def test_plain_data_crosses_unchanged(value, link):
     assert back == value and repr(back) == there == repr(value)
 
 
-def test_arrays_are_arrays_for_tests_that_use_numpy_and_lists_for_others(link, monkeypatch):
-    """`assert f() == [0, 1]` and `np.allclose(f(), ...)` both mean what their authors meant.
-
-    Arguments are arrays.
-    """
-    f = link("def f(x): return x * 2").names(["f"])["f"]
-    assert f(numpy.arange(2)).shape == (2,)
-    assert isinstance(proxy.Link(None).resolve({"array": ["<i8", [0, 1]]}), numpy.ndarray)
-    monkeypatch.delitem(sys.modules, "numpy")
-    assert proxy.Link(None).resolve({"array": ["<i8", [0, 1]]}) == [0, 1]
+def test_arrays_stay_arrays(link):
+    """Results and arguments, with their types, and a change in place; half floats get longer."""
+    f = link("def f(x): return x.__imul__(2)").names(["f"])["f"]
+    argument = numpy.arange(2, dtype="i2")
+    result = f(argument)
+    assert result.dtype == argument.dtype == "i2"
+    assert (result == argument).all() and argument[1] == 2
+    assert f(numpy.zeros(1, "f2")).dtype == "f8"
 
 
 AGREES = """
 class Agrees:
-    def __init__(self, *args): pass
     def __eq__(self, other): return True
-    def __lt__(self, other): return True
-    __le__ = __gt__ = __ge__ = __contains__ = __lt__
+    __lt__ = __gt__ = __contains__ = __eq__
     def __sub__(self, other): return self
-    __rsub__ = __add__ = __radd__ = __mul__ = __sub__
+    __rsub__ = __sub__
     def __abs__(self): return 0
-    __float__ = __round__ = __abs__
+    __float__ = __abs__
     def __getattr__(self, name): return lambda *args: True
     def __iter__(self): return iter([])
 def f(*args): return Agrees()
@@ -86,10 +85,9 @@ def f(*args): return Agrees()
 @pytest.mark.parametrize(
     "claim",
     [
-        "f() == 1", "1 == f()", "not f() != 1", "f() < 1", "1 < f()", "abs(f() - 0.5) < 1e-6", "abs(0.5 - f()) < 1e-6",
-        "abs(f()) == 0", "float(f()) == 0", "f() + 1 == 2", "f() in [1, 2]", "1 in f()", "f().startswith('a')",
-        "f().issubset({1})", "f() is True", "isinstance(f(), int)", "[f()] == [1]", "{'a': f()} == {'a': 1}",
-        "sorted([f(), 1]) and False",
+        "f() == 1", "1 == f()", "not f() != 1", "f() < 1", "1 < f()", "abs(f() - 0.5) < 1e-6", "float(f()) == 0",
+        "f() in [1, 2]", "1 in f()", "f().startswith('a')", "f().union({1})", "f() is True", "isinstance(f(), int)",
+        "[f()] == [1]", "{'a': f()} == {'a': 1}", "sorted([f(), 1]) and False",
     ],
 )  # fmt: skip
 def test_an_object_that_always_agrees_never_passes(claim, link):
@@ -102,28 +100,26 @@ def test_an_object_that_always_agrees_never_passes(claim, link):
 
 
 @pytest.mark.parametrize(
-    "message",
+    "value",
     [
-        b"", b"not json", b"NaX", b"\xff", b"[" * 100_000, b'{"tuple": [  ' * 7_000, b"3", b"[1]", b"null", b"{}",
-        b'"raise"', b'{"value": {"set": [[[1]]]}}', b'{"value": {"dict": [[[[], 1]]]}}', b'{"value": {"unknown": 1}}',
-        b'{"value": {"a": 1, "b": 2}}', b'{"value": {"int": "zz"}}', b'{"value": {"handle": ["a", false]}}',
-        b'{"value": {"Decimal": ["x"]}}', b'{"raise": [["object"], []]}', b'{"raise": 1}',
-        b'{"value": {"handle": "a"}}', b'{"value": {"Fraction": [1, 0]}}', b'{"raise": {"error": [1, [], []]}}',
-        b'{"raise": {"error": [null, [["builtins", "print", 1]], []]}}',
+        b"", b"not json", b"\xff", b"[" * 100_000, b'{"tuple": [  ' * 7_000, b"2]", b"1", b'{"set": [[[[1]]], [], []]}',
+        b'{"dict": [[], [], [[[], 1]]]}', b'{"unknown": 1}', b'{"a": 1, "b": 2}', b'{"set": [[], [1], []]}',
+        b'{"Decimal": [["x"], [], []]}', b'{"object": ["a", []]}', b'{"object": [0, ["__add__"]]}', b'{"builtin": "print"}',
+        b'{"class": [["builtins", "print"]]}', b'{"tuple": [[1], ["P", ["class"]]]}',
+        b'{"error": [[["builtins", "print"]], {"dict": [[], [], []]}, null, ""]}',
     ],
 )  # fmt: skip
-def test_what_is_no_message_is_the_candidates_end(message):
-    """A forged message of any kind and length is a failure, and the link stays dead."""
-    inside, outside = socket.socketpair()
-    with inside, outside:
-        inside.sendall(message + b"\n")
-        link = proxy.Link(outside.makefile("rwb"))
-        for _ in range(2):
-            with pytest.raises(proxy.Died):
-                link.ask("call", 1)
-        assert link.dead
-        with pytest.raises(ValueError, match="too long"):
-            wire.send(outside.makefile("rwb"), "four", limit=5)
+def test_a_forged_message_is_the_candidates_end(value):
+    """Of any kind and length, as an exception and alone; the link stays dead."""
+    for message in (b'[true, %s, [], ""]', b"%s"):
+        inside, outside = socket.socketpair()
+        with inside, outside:
+            inside.sendall(message % value + b"\n")
+            link = proxy.Link(outside.makefile("rwb"))
+            for _ in range(2):
+                with pytest.raises(proxy.Died):
+                    link.ask("call", 1)
+            assert link.dead == "crashed"
 
 
 @pytest.mark.parametrize(
@@ -137,22 +133,15 @@ def test_what_is_no_message_is_the_candidates_end(message):
         ("def f(x): raise MemoryError", ["assert f(1) == 2"], "memory"),
         ("def f(x): raise ImportError", ["assert f(1) == 2"], "crashed"),
         ("def f(x): raise SystemExit", ["assert f(1) == 2"], "crashed"),
-        ("def f(x): raise KeyboardInterrupt", ["assert f(1) == 2"], "crashed"),
         ("def f(x): return x", ["assert f(1) = 2"], "infra_error"),
         ("def f(x): return x", ["import no_such_module", "assert f(1)"], "infra_error"),
-        ("def f(x): return x(1)", ["assert f(lambda y: y) == 1"], "infra_error"),
-        ("def f(x): return len(x)", ["assert f('x' * 2**25) == 2**25"], "correct"),
-        (
-            "def sorted(x): return [1]\ndef f(x): return x",
-            ["assert sorted(f([2, 1])) == [1, 2]"],
-            "correct",
-        ),
-        ("def set(x): return 1\ndef f(x): return x", ["assert set(f([1])) == set([2])"], "wrong"),
+        ("def f(x): return x(1)", ["assert f(lambda y: y) == 1"], "unsupported"),
+        ("def f(n): return 'x' * n", ["assert len(f(2**26)) == 2**26"], "output"),
     ],
 )
 def test_asserts_are_judged_outside(source, asserts, reason, link):
-    """The reason says whose fault a failure is; Python's `sorted` decides."""
-    assert judge.judge(link(source).file, {"asserts": asserts})[0] == reason
+    """The reason says whose fault a failure is."""
+    assert judge.across(link(source).file, {"asserts": asserts})[0] == reason
 
 
 @pytest.mark.parametrize(

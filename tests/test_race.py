@@ -5,7 +5,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from builders.groups import LIMITS, RACES, race_problem
+from builders.groups import RACES, race_problem
 from torch.testing import assert_close
 
 from fast import distances
@@ -15,10 +15,11 @@ from fast.race import race
 from shear import Side, Spans
 from sinkhorn import sinkhorn
 
-OTHER_SPANS = [
-    (name, seed, *spans)
-    for name in ("outliers", "ragged")
-    for seed, spans in ((1, (20, 3)), (2, (1, 1)))
+OTHER_SPANS = [  # name, seed, window, stride
+    ("outliers", 1, 20, 3),
+    ("outliers", 2, 1, 1),
+    ("ragged", 1, 20, 3),
+    ("ragged", 2, 1, 1),
 ]
 
 
@@ -30,9 +31,9 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
 
     Runners-up further away than that show that the same pairs have won.
     """
-    group, matrix, _ = race_problem(name, seed, window, stride)
-    found = race(*group, **LIMITS)
-    slack = 1e-6 * group[-1]  # in eps, where a minimum is 0
+    (costs, right, wrong, eps), matrix, _ = race_problem(name, seed, window, stride)
+    found = race(costs, right, wrong, eps, max_iters=100, tol=1e-3)
+    slack = 1e-6 * eps  # where a minimum is 0
     for ours, expected in (found.of_right, matrix.amin(1)), (found.of_wrong, matrix.amin(0)):
         assert_close(ours, expected, rtol=1e-5, atol=slack)
         assert (ours >= 0).all()
@@ -44,12 +45,12 @@ def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
 @pytest.mark.parametrize("name", ["nearly-tied", "ragged"])
 def test_whatever_moves_together_the_same_wins(name, monkeypatch):
     """Chunks and the lead are about speed alone."""
-    group, *_ = race_problem(name)
-    usual = race(*group, **LIMITS)
+    (costs, right, wrong, eps), *_ = race_problem(name)
+    usual = race(costs, right, wrong, eps, max_iters=100, tol=1e-3)
     for entries, lead in ((300, 0.0), (5000, math.inf)):
         monkeypatch.setitem(module.CHUNK_ENTRIES, "cpu", entries)
         monkeypatch.setattr(module, "LEAD", lead)
-        found = race(*group, **LIMITS)
+        found = race(costs, right, wrong, eps, max_iters=100, tol=1e-3)
         assert_close(found.of_right, usual.of_right, rtol=1e-5, atol=0)
         assert_close(found.of_wrong, usual.of_wrong, rtol=1e-5, atol=0)
 
@@ -59,8 +60,8 @@ def test_most_pairs_never_move():
 
     This is the point of the race.
     """
-    group, _, iterations = race_problem("text", 3, 12, 4)
-    found = race(*group, **LIMITS)
+    (costs, right, wrong, eps), _, iterations = race_problem("text", 3, 12, 4)
+    found = race(costs, right, wrong, eps, max_iters=100, tol=1e-3)
     taken = found.iterations
     assert max(iterations.shape) <= len(found.error) < 0.35 * len(taken)
     assert taken.float().mean() < 0.4 * iterations.float().mean()
@@ -78,15 +79,14 @@ def test_scalings_stay_in_range_at_any_eps(eps, size):
     x, y = (torch.randn(5, size, 3, generator=generator) * scales for _ in "xy")
     y[:, : size // 2] += 50
     costs = torch.cdist(x, y)
-    limits = dict(max_iters=60, tol=1e-3)
     tokens = torch.arange(5 * size).view(5, size)
     far = 1e4 * eps + 200
     spread = torch.full((5 * size, 5 * size), far)
     for points, cost in zip(tokens, costs, strict=True):
         spread[points[:, None], points] = cost  # a block each; the other pairs are far
     side = Side(None, None, Spans(tokens, torch.full((5, size), 1 / size)))
-    found = race(spread, side, side, eps, **limits).of_right
-    assert_close(found, sinkhorn(costs, eps=eps, **limits).value, rtol=1e-4, atol=0)
+    found = race(spread, side, side, eps, max_iters=60, tol=1e-3).of_right
+    assert_close(found, sinkhorn(costs, eps=eps, max_iters=60, tol=1e-3).value, rtol=1e-4, atol=0)
 
 
 REFUSED = [
@@ -98,7 +98,7 @@ REFUSED += [(cost, 1e-30, 5, "not finite") for cost in (1e30, math.nan, math.inf
 
 @pytest.mark.parametrize(("cost", "eps", "max_iters", "message"), REFUSED)
 def test_bad_arguments_and_costs_that_are_not_finite_are_named(cost, eps, max_iters, message):
-    """As in `sinkhorn`; one cost of many is enough.
+    """They are, as in `sinkhorn`; one cost of many is enough.
 
     An overflow in units of eps must not pass for a distance.
     """
@@ -112,7 +112,7 @@ def test_bad_arguments_and_costs_that_are_not_finite_are_named(cost, eps, max_it
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["near", "offset", "same", "prefix", "tiny", "huge"])
 def test_token_distances_are_float64_s(name, dtype):
-    """Within 1e-4 of each distance, whatever cancels; exactly 0 between equal points."""
+    """They are within 1e-4 of each distance, whatever cancels, and 0 between equal points."""
     generator = torch.Generator().manual_seed(4)
     x, y = torch.randn(2, 90, 64, generator=generator)
     kinds = {

@@ -49,7 +49,7 @@ def test_the_table_of_the_recipe_is_true():
     run = settings("--model", "M")
     own = settings()
     words = settings("--model", "M", "--task", "words")
-    replaced = [{name for name in run if run[name] != task[name]} for task in (own, words)]
+    replaced = [dict(task.items() - run.items()).keys() for task in (own, words)]
     parts = re.split("## The toy task|## The word problems", text)
     for part, expected, needed in zip(parts, (run, own, words), (run, *replaced), strict=True):
         cells = [line.split("|")[1] for line in part.splitlines() if line.startswith("| `--")]
@@ -61,7 +61,7 @@ def test_the_table_of_the_recipe_is_true():
 
 
 def test_every_default_of_the_evaluation():
-    """Temperature .1 and 3,000 tokens, each set at the paper's k and LiveCodeBench's window.
+    """They are temperature .1, 3,000 tokens, the paper's k, and LiveCodeBench's window.
 
     Training asks so, too, but with the flags of its own run.
     """
@@ -80,9 +80,10 @@ def test_every_default_of_the_evaluation():
     assert not found
     greedy = config.check_eval(config.parse_eval(["--model", "M", "--greedy"])).protocol
     assert (greedy.temperature, greedy.samples) == (0.0, 1)
-    own = dict(max_tokens=9, template="plain", grade_timeout=3.0, sandbox="process")
     words = "--model M --max-tokens 9 --template plain --grade-timeout 3 --sandbox process"
-    assert evaluation.protocol_of(resolve(config.parse_train(words.split()))) == Protocol(**own)
+    assert evaluation.protocol_of(resolve(config.parse_train(words.split()))) == Protocol(
+        max_tokens=9, template="plain", grade_timeout=3.0, sandbox="process"
+    )
 
 
 def test_functions_for_other_trainers_have_the_same_defaults():
@@ -116,12 +117,10 @@ def test_methods_and_their_options_are_those_of_the_table():
     )
     assert set(METHODS) == set(FUNCTIONS) <= set(rows)
     written = re.findall(r"`(\w+)=(\S+?)`", (DOCS / "recipe.md").read_text(encoding="utf-8"))
-    defaults = [
-        (name, str(value))
-        for method in [*METHODS, "grpo+shear"]
-        for name, value in options_of(method).items()
-    ]
-    assert set(written) == set(defaults)
+    defaults = set()
+    for method in [*METHODS, "grpo+shear"]:
+        defaults |= {(name, str(value)) for name, value in options_of(method).items()}
+    assert set(written) == defaults
     for options in [METHODS[name].options for name in ("hapo", "rsi", "delta")]:
         below, above = options.values()
         assert below.low < below.high <= above.low < above.high
@@ -154,7 +153,7 @@ def said(command: str, words: str) -> str:
     "command", ["train.py", "eval.py", *(f"studies/{name}.py" for name in STUDIES)]
 )
 def test_mistakes_are_answered_without_torch(command):
-    """With the nearest flag, and of a study's own flags, too."""
+    """The answer names the nearest flag, also of a study's own flags."""
     own = {
         "studies/compare.py": "jobs",
         "studies/diagnose.py": "groups",
@@ -169,7 +168,7 @@ def test_mistakes_are_answered_without_torch(command):
 
 @pytest.mark.parametrize("command", ["train.py", "eval.py"])
 def test_help_shows_all_flags_with_their_defaults(command):
-    """Within 80 columns, without torch: the embedded task's defaults, beside --model the paper's."""
+    """In 80 columns, without torch, it has the embedded task's, or with --model the paper's."""
     text = said(command, "--help")
     assert max(len(line) for line in text.splitlines()) <= 80
     default = config.PAPER if command == "train.py" else config.EvalConfig()
@@ -205,7 +204,7 @@ def compare_flags(words: list[str]) -> Compare:
     ],
 )  # fmt: skip
 def test_a_list_flag_given_twice_appends(parse, words, name, values):
-    """For every command; of other flags the last value counts."""
+    """So it is for every command; of other flags the last value counts."""
     assert config.flat(parse(words.split()))[name] == values
 
 

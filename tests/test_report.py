@@ -71,8 +71,13 @@ def test_step_metrics_are_those_of_the_batch(step):
     unknown = step_metrics(batch, dataclasses.replace(task, first_error=None), tokenizer)
     assert metrics.keys() - unknown.keys() == {"weight_before", "weight_after"}
     rewards = torch.tensor([math.nan, 0, 1, 0])  # one group, whose first rollout has no verdict
-    parts = dict(rewards=rewards, advantages=group_advantages(rewards, 4), group_size=4)
-    one = dataclasses.replace(batch, **parts, problems=batch.problems[:1])
+    one = dataclasses.replace(
+        batch,
+        rewards=rewards,
+        advantages=group_advantages(rewards, 4),
+        group_size=4,
+        problems=batch.problems[:1],
+    )
     of_one = step_metrics(one, knowing, tokenizer)
     expected = dict(reward=1 / 3, equal_groups=0, infra_errors=1, solved=1)
     assert {name: of_one[name] for name in expected} == pytest.approx(expected)
@@ -82,15 +87,14 @@ def test_samples_are_of_the_first_mixed_group(step):
     """Rows have verdicts, the true first error, one weight per token, and the rollout's spans."""
     tokenizer, task, batch, weights = step
     batch.closest = [[]] * 2
-    parts = 6, tokenizer, task, batch, {"shear": weights}
-    right, wrong = sample_rows(*parts)
+    right, wrong = sample_rows(6, tokenizer, task, batch, {"shear": weights})
     expected = {"response": RIGHT, "reason": "correct", "first_error": None}
     assert expected.items() <= right.items()
     expected = {"response": WRONG, "score": 0.0, "first_error": (0, "arith", 12), "step": 7}
     expected |= {"spans": [], "weights": {"shear": pytest.approx([0.1] * 12 + [0.9] * 4)}}
     assert {name: wrong[name] for name in expected} == expected and wrong["advantage"] < 0
     assert "".join(wrong["tokens"]) == WRONG + "<eos>"
-    first = sample_rows(*parts, group=0)
+    first = sample_rows(6, tokenizer, task, batch, {"shear": weights}, group=0)
     assert [(row["response"], "spans" in row) for row in first] == [(WRONG, False)] * 2
     of_one = credit_vs_first_error(tokenizer, task, batch, "shear")
     assert of_one["samples"] == [row | {"step": 0} for row in first]

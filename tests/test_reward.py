@@ -68,7 +68,7 @@ def test_two_ranks_and_a_resumed_run_train_on_the_reward_that_was_asked_for(flag
     The built-in grader would find no answer. config.json keeps the flag, which `--resume` reads.
     """
     run = tmp_path / "run"
-    run_well(train, *flags, "--device cpu --ranks 2 --save-every 1")
+    run_well(train, flags, "--device cpu --ranks 2 --save-every 1")
     run_well(train, "--resume", run, "--steps 2")
     assert json.loads((run / "config.json").read_text())["reward"] == flags[-1]
     samples = read_lines(run / "samples.jsonl")
@@ -99,7 +99,7 @@ def test_two_ranks_and_a_resumed_run_train_on_the_reward_that_was_asked_for(flag
 def test_a_reward_that_cannot_be_called_is_refused_first(
     text, words, flags, tmp_path, monkeypatch, assert_refused
 ):
-    """One sentence, status 2, and nothing is loaded or written."""
+    """The status is 2, after one sentence, and nothing is loaded or written."""
     (tmp_path / "broken.py").write_text("1 / 0")
     monkeypatch.setattr(models, "load_outline", raising(AssertionError("a model is loaded")))
     (tmp_path / "script.py").write_text("import sys\nsys.exit(0)")
@@ -142,7 +142,7 @@ def test_a_reward_is_a_verdict_a_number_or_a_bool(result, expected):
 
 
 def test_the_guide_s_reward_grades_and_benchmarks_keep_their_own():
-    """docs/your_own.py, in every task but the embedded one."""
+    """docs/your_own.py grades every task but the embedded one."""
     tokenizer = turns_tokenizer()
     own = f"{DOCS}/your_own.py:grade"
     settings = Problems(), Grading(reward=own)
@@ -165,7 +165,7 @@ def grade(response, answer):
 
 @pytest.mark.parametrize("method", ["shear", "grpo"])
 def test_a_step_without_any_verdict_ends_the_run(method, flags, tmp_path, capsys):
-    """One sentence with the first cause, status 1, after the evaluation and before an update."""
+    """One sentence has the first cause; the status is 1, before any update."""
     (tmp_path / "rewards.py").write_text(FAILS)
     load_reward.cache_clear()
     with pytest.warns(RuntimeWarning, match="the judge is down"):

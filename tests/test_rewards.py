@@ -215,7 +215,7 @@ def test_tests_that_cannot_be_run_are_no_verdict():
     )
     for text, cause in (
         (uncalled, "check nothing"),
-        ("assert f(1 == 2", "cannot be read"),
+        ("assert f(1 == 2", "cannot be run"),
         (uncalled.replace("pass", "test = unittest.skip('')(f)") + "\nunittest.main()", "a case"),
         (
             uncalled.replace("pass", "test = unittest.skip('')(f)")

@@ -60,7 +60,7 @@ def whole(rollouts: Rollouts, row: int) -> tuple[torch.Tensor, int]:
 
 
 def test_answer_places_of_one_symbol_tokens(asked):
-    """24 tokens of work, the box, the digits after it.
+    """A response has 24 tokens of work, the box, and the digits after it.
 
     A box with nothing before or in it is not an answer that was worked out.
     """
@@ -139,8 +139,9 @@ def test_importance_by_masking_is_that_of_one_token_at_a_time(asked, probe):
         for token in range(answer.reasoning):
             masked = ids.clone()
             masked[offset + token] = 0
-            given = places_of(answer, offset), embed(ids), embed(masked)
-            expected[row, token] = max(0.0, change_of(model, ids, *given, probe))
+            places = places_of(answer, offset)
+            change = change_of(model, ids, places, embed(ids), embed(masked), probe)
+            expected[row, token] = max(0.0, change)
     for micro_tokens in (100, 100_000):
         context = replace(context, micro_tokens=micro_tokens)
         ours = salience.importance_by_masking(rollouts, context, answers, probe)
@@ -149,7 +150,7 @@ def test_importance_by_masking_is_that_of_one_token_at_a_time(asked, probe):
 
 @PROBES
 def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked, probe):
-    """|<dJ/de, e>| by central differences in float64, one token at a time.
+    """It is |<dJ/de, e>| by central differences in float64, one token at a time.
 
     The differences are of J(e + noise + step * e_t).
     """
@@ -168,8 +169,8 @@ def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked,
                 noisy = embeddings.clone()
                 noisy[offset : offset + answer.reasoning] += moved
                 noisy[offset + token] += step * embeddings[offset + token]
-                given = places_of(answer, offset), embeddings, noisy
-                changes.append(change_of(model, ids, *given, probe))
+                places = places_of(answer, offset)
+                changes.append(change_of(model, ids, places, embeddings, noisy, probe))
             slope = abs(changes[0] - changes[1]) / 2e-2
             assert ours[row, token].item() == pytest.approx(slope, rel=2e-2, abs=1e-6)
         assert ours[row, : answer.reasoning].min() > 0
@@ -211,8 +212,30 @@ def test_adapter_residual_is_the_distance_of_two_models(asked):
         assert ours[row][inside].min() > 0 and ours[row][~inside].sum() == 0
 
 
+def test_drift_from_start_is_right_where_it_is_small(asked):
+    """Against sums over whole distributions in float64, also where 1 - sum would be rounding.
+
+    It is 0 while the adapter is nothing; afterwards the adapter is on again.
+    """
+    rollouts, context = asked
+    model = context.policy.model
+    plain = copy.deepcopy(model).double()
+    lora.add(model, 2, seed=0)
+    assert salience.drift_from_start(rollouts, context).abs().max() == 0
+    for std, largest in ((0.3, 1), (1e-3, 1e-6)):
+        fill_adapter(model, std)
+        ours = salience.drift_from_start(rollouts, context)
+        moved = copy.deepcopy(model).double()
+        for row, inside in enumerate(rollouts.mask):
+            ids, offset = whole(rollouts, row)
+            p, q = (one(ids[None]).logits[0, offset - 1 : -1].softmax(-1) for one in (moved, plain))
+            expected = (p.sqrt() - q.sqrt()).square().sum(-1) / 2
+            torch.testing.assert_close(ours[row][inside].double(), expected, atol=1e-9, rtol=0.03)
+            assert 0 < ours[row][inside].max() < largest and ours[row][~inside].sum() == 0
+
+
 def test_attention_entropy_is_that_of_the_middle_layer(asked):
-    """Against the weights that transformers returns, row by row.
+    """It is that of the weights that transformers returns, row by row.
 
     Afterwards attention is as it was.
     """

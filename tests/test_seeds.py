@@ -4,9 +4,10 @@ Noise is a sampler's next random number.
 """
 
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 import torch
 from builders.commands import words_of
@@ -126,7 +127,7 @@ def asked(starts, monkeypatch):
 
     def rollout(model, tokenizer, prompts, count, *, temperature, **options):
         calls.append(Asked(tuple(prompts), temperature, torch.rand(()).item()))
-        prompts = [prompt for prompt in prompts for _ in range(count)]
+        prompts = np.repeat(prompts, count).tolist()
         # All alike: no group has a signal, and --dynamic-sampling replaces all of them.
         return rollouts_of(tokenizer, prompts, [r"\boxed{3}"] * len(prompts))
 
@@ -163,7 +164,7 @@ def test_steps_differ_by_seed_step_and_rank(asked):
     for seed, step, rank in places:
         seen[seed, step, rank] = asked(train.train_step, step, seed=seed, rank=rank)
     assert {len(calls) for calls, _ in seen.values()} == {3}
-    calls = [call for of_step, _ in seen.values() for call in of_step]
+    calls = list(chain.from_iterable(of_step for of_step, _ in seen.values()))
     assert {call.temperature for call in calls} == {0.7}
     assert len({call.prompts for call in calls}) == len(calls)
     assert len({call.noise for call in calls}) == len(calls)
@@ -182,11 +183,10 @@ def test_evaluations_before_and_after_have_one_noise_that_no_step_has(asked):
     """Noise differs by seed and rank; greedy sampling comes first, then the run's temperature."""
     noises = set()
     for seed, rank in product((0, 1), (0, 1)):
-        of_rank = dict(seed=seed, rank=rank)
-        calls, _ = asked(train.evaluate, 0, **of_rank)
-        assert (calls, []) == asked(train.evaluate, 40, **of_rank)
+        calls, _ = asked(train.evaluate, 0, seed=seed, rank=rank)
+        assert (calls, []) == asked(train.evaluate, 40, seed=seed, rank=rank)
         assert [call.temperature for call in calls] == [0.0, 0.7]
-        calls.append(asked(train.train_step, 0, **of_rank)[0][0])
+        calls.append(asked(train.train_step, 0, seed=seed, rank=rank)[0][0])
         noises |= {call.noise for call in calls}
     assert len(noises) == 12
 

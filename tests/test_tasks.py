@@ -3,6 +3,7 @@
 import gzip
 import json
 from contextlib import nullcontext
+from itertools import chain
 from unittest.mock import Mock
 
 import datasets
@@ -66,7 +67,7 @@ def test_an_epoch_holds_every_problem_once_in_a_seeded_order():
     problems = numbered(10)
     task = Task("t", problems, [], None, grade_math)
     steps = [task.draw(step, 4, seed=0) for step in range(5)]
-    drawn = [problem for step in steps for problem in step]
+    drawn = list(chain.from_iterable(steps))
     assert drawn[:10] != drawn[10:]
     for epoch in (drawn[:10], drawn[10:]):
         assert sorted(epoch, key=problems.index) == problems
@@ -177,7 +178,7 @@ def test_twenty_prompts_find_a_tokenizer_that_loses_characters(
 
 
 def test_prompts_of_every_template(qwen):
-    """Character by character, and the turns' marks become their own ids."""
+    """They are right character by character, and the turns' marks become their own ids."""
     math = f"<|im_start|>system\n{MATH}<|im_end|>\n<|im_start|>user\n1+1?<|im_end|>\n<|im_start|>assistant\n"
     chat = f"<|im_start|>user\n1+1?\n{MATH}<|im_end|>\n<|im_start|>assistant\n"
     assert render("qwen-math", "1+1?", MATH, qwen) == math
@@ -250,7 +251,7 @@ def test_a_prompt_is_the_same_on_any_day(text, written, qwen):
     ],
 )
 def test_auto_goes_by_the_tokenizer_then_by_the_name(name, has_chat, template, qwen):
-    """Both words in one part of the name."""
+    """Both words must stand in one part of the name."""
     qwen.chat_template = qwen.chat_template if has_chat else None
     assert choose_template("auto", name, qwen) == template
 
@@ -321,7 +322,7 @@ def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path, m
 
 @pytest.mark.parametrize("case", cases("layouts.jsonl"))
 def test_rows_of_the_known_layouts_become_problems(case, tmp_path):
-    """Column names of MATH, SimpleRL-Zoo, GSM8K, Eurus and verl.
+    """Column names are those of MATH, SimpleRL-Zoo, GSM8K, Eurus and verl.
 
     A number is its decimal digits, and a box may lack its braces.
     """
@@ -332,7 +333,7 @@ def test_rows_of_the_known_layouts_become_problems(case, tmp_path):
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
 def test_numbers_of_a_table_keep_their_digits(kind, tmp_path):
-    """Also within an object, and in a folder that `datasets` saved."""
+    """So they do within an object, and in a folder that `datasets` saved."""
     number = datasets.Value(kind)
     features = {"question": datasets.Value("string"), "answer": number, "steps": {"all": [number]}}
     rows = [{"question": "a", "answer": x, "steps": {"all": [x, 0.3]}} for x in (0.1, 2.7, 27.0)]
@@ -497,7 +498,7 @@ ZOO = [{"question": str(i), "gt_answer": str(i), "answer": "", "level": 3} for i
 
 
 def test_math_comes_from_the_hub(fake_hub):
-    """One file of the set; a row without an answer is dropped, and the count is the paper's."""
+    """One file of the set is read; a row without an answer is dropped; the paper's count stays."""
     fake_hub.rows = [*ZOO, {"question": "?", "gt_answer": "", "answer": "", "level": 5}]
     problems, notes = load_problems("math", None)
     name = "hkust-nlp/SimpleRL-Zoo-Data"
@@ -534,7 +535,7 @@ def test_code_comes_from_the_hub(fake_hub):
     "kind, error", [("math", ConnectionError("Couldn't reach it.\nMore.")), ("code", OSError())]
 )
 def test_a_hub_that_fails_is_one_sentence(kind, error, monkeypatch):
-    """What was tried, the first line of why, and what to do."""
+    """It says what was tried, the first line of why, and what to do."""
     monkeypatch.setattr(huggingface_hub, "snapshot_download", raising(error))
     reason = str(error).split("\n")[0].rstrip(".") or "OSError"
     with pytest.raises(BadInput) as raised:

@@ -37,13 +37,13 @@ LEAN = (0.125, math.sqrt(1 - 0.125**2))
 SIDES = pytest.mark.parametrize("side", ["wrong", "right"])  # of the span: Theorem 2, and Prop. F.1
 
 
-def sharp(claim, *twins, **changes):
+def sharp(claim, twins=(), **changes):
     """Assert that the claim holds, and that none of its false twins does.
 
     A twin has other parts, or one of `changes`.
     """
     assert claim()
-    for twin in (*twins, *({name: changes[name]} for name in changes)):
+    for twin in [*twins, *({name: changes[name]} for name in changes)]:
         assert not claim(**twin), f"holds with {twin}, too"
 
 
@@ -102,27 +102,28 @@ def as_group(rollouts):
     return hidden, mask, torch.cat(states).norm(dim=1).mean().item()
 
 
-def distances(side, window, own, *opposing):
+def distances(side, window, own, opposing):
     """nbar omega_t of the rollout `own`, which is alone on its side.
 
     These are the d_k of Eq. (8), on the tokens of its spans of stride w.
     """
     hidden, mask, nbar = as_group([own, *opposing])
     correct = torch.tensor([side == "right"] + [side != "right"] * len(opposing))
-    options = dict(window=window, stride=window, eps=EPS)
     closest = functools.partial(closest_spans, max_iters=3000, tol=1e-4)
-    omega = shear_weights(hidden, mask, correct, closest=closest, **options).omega
+    omega = shear_weights(
+        hidden, mask, correct, closest=closest, window=window, stride=window, eps=EPS
+    ).omega
     return nbar * omega[0].numpy()
 
 
-def expected(side, own, *opposing):
+def expected(side, own, opposing):
     """E d_min of one span, given as laws, against rollouts, over all outcomes."""
     ends = np.cumsum([len(own), *map(len, opposing)])
     total = 0
     for draw in product(*(law.items() for law in sum(opposing, own))):
         points, chances = zip(*draw, strict=True)
         rollouts = np.split(points, ends[:-1])
-        total += math.prod(chances) * distances(side, len(own), *rollouts)[0]
+        total += math.prod(chances) * distances(side, len(own), rollouts[0], rollouts[1:])[0]
     return total
 
 
@@ -154,7 +155,7 @@ def test_lemma_1_w_eps_lies_between_w1_and_w1_plus_eps_log_n():
 
 
 def test_lemma_1_weights_of_equal_spans_are_the_floor_of_the_value_in_units_of_nbar():
-    """omega = eps log n for two sides alike whose n tokens lie far apart; their norm is 7."""
+    """For two sides alike whose n tokens lie far apart, omega = eps log n; their norm is 7."""
     hidden = 7 * torch.eye(16).expand(2, 16, 16)
     mask = torch.ones(2, 16)
 
@@ -162,7 +163,7 @@ def test_lemma_1_weights_of_equal_spans_are_the_floor_of_the_value_in_units_of_n
         omega = weights(hidden, mask, torch.tensor([1, 0]), window=16, stride=16, **settings)
         return np.allclose(omega, factor * 0.05 * math.log(16), atol=1e-4)
 
-    sharp(claim, dict(factor=1.2), factor=0.8, reading="cost", eps_unit="raw")
+    sharp(claim, [dict(factor=1.2)], factor=0.8, reading="cost", eps_unit="raw")
     plain = shear_weights(hidden, mask, torch.tensor([1, 0]), window=16, stride=16).omega
     assert np.allclose(plain, 0.05 * math.log(16), atol=1e-4)
 
@@ -180,8 +181,16 @@ def test_appendix_b_w_eps_keeps_an_order_of_spans_only_beyond_eps_log_n():
     def claim(gap=1.05, reading="value"):
         own = [*7 * axes[:16], *[7 * axes[16] + gap * eps * math.log(n) * axes[17]] * n]
         hidden, mask, _ = as_group([[*7 * axes[:16], *[7 * axes[16]] * n], own])
-        settings = dict(window=n, stride=n, eps=eps, eps_unit="raw", reading=reading)
-        near, far = weights(hidden, mask, torch.tensor([1, 0]), **settings)[1, [0, n]]
+        near, far = weights(
+            hidden,
+            mask,
+            torch.tensor([1, 0]),
+            window=n,
+            stride=n,
+            eps=eps,
+            eps_unit="raw",
+            reading=reading,
+        )[1, [0, n]]
         return far > near + 1e-3
 
     sharp(claim, gap=0.8)
@@ -201,7 +210,7 @@ def test_assumption_a3_rate_holds_at_three_dimensions_and_not_at_two_or_one():
         samples = rng.random((2, n, d))
         # even tokens in one half, odd ones in the other
         samples[..., 0] = (samples[..., 0] + np.arange(n) % 2) / 2
-        cost = euclidean(*samples)
+        cost = euclidean(samples[0], samples[1])
         return cost[linear_sum_assignment(cost)].mean()
 
     mean = {}
@@ -210,7 +219,7 @@ def test_assumption_a3_rate_holds_at_three_dimensions_and_not_at_two_or_one():
     false = dict(d=2, rate=1 / 2), dict(d=1, rate=1), dict(rate=1 / 4)
     sharp(
         lambda d=3, rate=1 / 3: 0.9 < 64**rate * mean[512, d] / mean[8, d] < 1.1,
-        *false,
+        false,
         rate=1 / 2,
     )
 
@@ -225,9 +234,15 @@ def test_equation_18_one_token_moves_the_distance_by_at_most_2m_over_n_so_its_ta
     cost = torch.tensor([[0.0, 2], [2, 0]])
     heads = torch.arange(n + 1) / n
     spans = torch.stack([heads, 1 - heads], 1)  # (n + 1, 2), k tokens at one of two places
-    limits = dict(eps=EPS, max_iters=3000, tol=1e-6)
     for pbar in (torch.tensor([0.5, 0.5]), torch.tensor([1.0, 0.0])):
-        solved = sinkhorn(cost.expand(n + 1, 2, 2), spans, pbar.expand(n + 1, 2), **limits)
+        solved = sinkhorn(
+            cost.expand(n + 1, 2, 2),
+            spans,
+            pbar.expand(n + 1, 2),
+            eps=EPS,
+            max_iters=3000,
+            tol=1e-6,
+        )
         moved = solved.value.diff().abs().max()
         sharp(lambda f=1.0, moved=moved: moved <= f * 2 * RADIUS / n + FLOOR, f=0.8)
     n = 10_000  # fair coins
@@ -246,8 +261,8 @@ def test_theorem_1_pairwise_separation():
     """
     # before, after, across
     pairs = ((EARLY, EARLY), (LATE, OPPOSITE), (LATE, [LATE[0], OPPOSITE[0]]))
-    before, after, across = (expected("wrong", *pair) for pair in pairs)
-    none, drift, half = (population_distance(*pair) for pair in pairs)
+    before, after, across = (expected("wrong", own, [other]) for own, other in pairs)
+    none, drift, half = (population_distance(laws, others) for laws, others in pairs)
     eta, late_eta, half_eta = (max(eta_of(laws) for laws in pair) for pair in pairs)
     assert none < 1e-9
     sharp(lambda f=1.0: before <= f * eta + FLOOR, f=0.8)
@@ -264,7 +279,7 @@ def test_remark_c1_drifts_that_cancel_leave_no_distance():
     """
     wrong = [LEFT] * 5 + [RIGHT] * 5
     right = [RIGHT] * 5 + [LEFT] * 5
-    distance = distances("wrong", 10, wrong, right)[0]
+    distance = distances("wrong", 10, wrong, [right])[0]
     sharp(lambda d=0.0: d - 1e-3 <= distance <= d + FLOOR + 1e-3, d=2.0)
 
 
@@ -273,19 +288,19 @@ def test_theorem_2_i_and_proposition_f1_i_before_the_latest_divergence(side):
     """E d_min <= eta for b <= tau*, the latest of all divergence points, not an earlier one."""
     gone = [{UP: 1}] * 4
     latest = EARLY + [{LEAN: 1}] * 2
-    with_latest, without = (expected(side, EARLY, gone, other) for other in (latest, gone))
+    with_latest, without = (expected(side, EARLY, [gone, other]) for other in (latest, gone))
     sharp(lambda f=1.0, w=with_latest: w <= f * eta_of(EARLY) + FLOOR, f=0.8, w=without)
 
 
 @SIDES
 def test_theorem_e1_i_needs_an_opposing_rollout_as_long_as_the_span(side):
-    """The footnote: a shorter rollout of the same laws has only one short span.
+    """By the footnote, a shorter rollout of the same laws has only one short span.
 
     It has other laws if the laws turn; otherwise it is noisier.
     """
     whole = [LEFT, LEFT, RIGHT, RIGHT]  # Diracs: eta = 0
-    sharp(lambda n=4: distances(side, 4, whole, whole[:n])[0] <= FLOOR + 1e-3, dict(n=3), n=2)
-    noisy = expected(side, FAIR * 5, FAIR)
+    sharp(lambda n=4: distances(side, 4, whole, [whole[:n]])[0] <= FLOOR + 1e-3, [dict(n=3)], n=2)
+    noisy = expected(side, FAIR * 5, [FAIR])
     sharp(lambda n=1: noisy <= (eta_of(FAIR * 5) + eta_of(FAIR * n)) / 2 + FLOOR, n=5)
 
 
@@ -312,18 +327,18 @@ def test_theorem_2_ii_iii_and_proposition_f1_ii_iii_repaired(side):
     draws = []
     for heads in rng.random((6, n, 1)) < law[RIGHT]:
         own = np.concatenate([[RIGHT] * n, np.where(heads, RIGHT, LEFT)])
-        draws.append(distances(side, n, own, *opposing)[[0, n]])
+        draws.append(distances(side, n, own, opposing)[[0, n]])
     before, after = np.mean(draws, 0)
     star, same_place = (population_distance([law], [{place: 1}]) for place in (LEAN, RIGHT))
     eta = eta_of([law] * n)
     slack = union_slack(4, n)
     false = dict(d=1.2 * star), dict(d=same_place)
-    sharp(lambda d=star: after >= d - eta - slack, *false)
+    sharp(lambda d=star: after >= d - eta - slack, false)
     sharp(lambda d=star: after <= d + eta, d=0.8 * star)
-    sharp(lambda d=star: after - before >= d - 2 * eta - slack > 0, *false)
+    sharp(lambda d=star: after - before >= d - 2 * eta - slack > 0, false)
     own = [RIGHT] * 4 + [LEFT] * 4
     sharp(
-        lambda at=LEAN: distances(side, 4, own, [RIGHT] * 8, [at] * 4 + [RIGHT] * 4)[4] > 1.49,
+        lambda at=LEAN: distances(side, 4, own, [[RIGHT] * 8, [at] * 4 + [RIGHT] * 4])[4] > 1.49,
         at=LEFT,
     )
 
@@ -350,7 +365,7 @@ def test_theorem_2_ii_iii_and_proposition_f1_ii_as_printed_have_a_counterexample
         draws = []
         for heads in rng.random((30, spans, n, 1)) < 0.5:
             opposing = np.where(heads, RIGHT, LEFT)
-            draws.append(distances(side, n, [LEFT] * n, *opposing)[0])
+            draws.append(distances(side, n, [LEFT] * n, opposing)[0])
         error = np.std(draws) / math.sqrt(30)
         assert abs(np.mean(draws) - coin_minimum(spans, n)) <= 4 * error + 1e-3
     n = np.array([100, 100, 1600, 10_000])
@@ -367,7 +382,7 @@ def test_theorem_2_ii_iii_and_proposition_f1_ii_as_printed_have_a_counterexample
 
 
 def test_proposition_d1_bounds_of_the_population_distance():
-    """The bounds (a) to (d) of D, and where they are attained.
+    """The bounds (a) to (d) of D hold, and are attained.
 
     (a) D >= ||difference of means||, attained by a translation
     (b) D >= |E_Q ||h - c|| - E_P ||h - c||| for any c, attained at equal means
@@ -406,7 +421,7 @@ def test_proposition_d1_bounds_of_the_population_distance():
             suprema.append(-linprog(q - p, gaps, limits, bounds=(-9, 9)).fun)
         return (suprema <= values + 1e-6).all() and (values <= suprema + floors).all()
 
-    sharp(duality, dict(lipschitz=1.2), lipschitz=0.8, power=2)
+    sharp(duality, [dict(lipschitz=1.2)], lipschitz=0.8, power=2)
 
 
 @SIDES
@@ -424,7 +439,7 @@ def test_proposition_g1_distances_of_a_whole_group_follow_the_regimes(side):
             drift == 0.6, first, drift if recovers else np.maximum.accumulate(drift)
         )
         others = [[place] * 40 for place in ((0.0, 0.0), (0.0, -2.0), visited)]
-        measured = distances(side, 5, [(shift, 0.0) for shift in drift], *others)
+        measured = distances(side, 5, [(shift, 0.0) for shift in drift], others)
         return np.allclose(measured[::5], share(shifts.reshape(8, 5), axis=1), atol=1e-3)
 
     sharp(claim, factor=1.2, first=1.2, recovers=False, share=np.max, visited=(0.6, 0.0))
@@ -462,7 +477,7 @@ def test_h1_max_pooling_keeps_the_post_divergence_distance_and_mean_pooling_dilu
 
 
 def test_h2_distances_increase_while_one_witness_serves_all_later_spans():
-    """True of a drift along a line that no opposing rollout crosses; not proved in the paper.
+    """It holds for a drift along a line that no opposing rollout crosses; the paper has no proof.
 
     False of a line that is crossed, and of one whose tokens alternate with their counterparts.
     """
@@ -470,11 +485,11 @@ def test_h2_distances_increase_while_one_witness_serves_all_later_spans():
 
     def claim(other=(0.0, -9.0), signs=1.0, opposite=0.0):
         own = signs * drift
-        measured = distances("wrong", 10, own, opposite * own, [other] * 30)[::10]
+        measured = distances("wrong", 10, own, [opposite * own, [other] * 30])[::10]
         return (np.diff(measured) > 0.1).all()
 
     alternate = (-1.0) ** np.arange(30)[:, None]
-    sharp(claim, dict(signs=alternate, opposite=-1.0), other=(0.0, 0.75))
+    sharp(claim, [dict(signs=alternate, opposite=-1.0)], other=(0.0, 0.75))
 
 
 def test_h3_and_remark_1_weights_are_small_on_track_and_large_after_errors_with_either_sign():
@@ -523,8 +538,9 @@ def test_theorems_carry_over_to_the_weights_of_algorithm_1():
         spans += [(row, *bounds) for bounds in span_bounds(length, window, 4)]
     hidden, mask, nbar = as_group(rollouts)
     closest = functools.partial(closest_spans, max_iters=3000)
-    options = dict(window=window, stride=4, eps=EPS, closest=closest)
-    weighed = shear_weights(hidden, mask, torch.tensor(correct), **options)
+    weighed = shear_weights(
+        hidden, mask, torch.tensor(correct), window=window, stride=4, eps=EPS, closest=closest
+    )
     omega = weighed.omega.numpy()[mask > 0]
     of_token, at = mask.nonzero().T.numpy()[:, :, None]  # (N, 1) rollouts and places of tokens
     row, start, end = np.array(spans).T  # (K,)
@@ -545,4 +561,4 @@ def test_theorems_carry_over_to_the_weights_of_algorithm_1():
     false = [dict(among=among) for among in (same_place, one_rollout, own_side)]
     for states in (*map(np.concatenate, (rollouts[::2], rollouts[1::2])), np.eye(3)):
         false.append(dict(norm=np.linalg.norm(states, axis=1).mean()))
-    sharp(claim, *false, pool=np.nanmean)
+    sharp(claim, false, pool=np.nanmean)

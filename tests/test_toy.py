@@ -3,6 +3,7 @@
 import math
 import random
 import statistics
+from itertools import product
 
 import pytest
 from builders.small_models import save_model
@@ -47,12 +48,12 @@ def test_careful_demonstrations_are_right_and_careless_ones_wrong_where_the_veri
             assert error.kind in ("arith", "lookup", "operator")
     assert 150 < wrong <= found < 280  # most are wrong, and few wrong lines leave the answer right
     assert {0, 12} <= starts
-    assert not [1 for a in range(10) for b in (3, 7, 9) if (a * b - a - b) % 10 == 0]
+    assert all((a * b - a - b) % 10 for a, b in product(range(10), (3, 7, 9)))
     assert statistics.mean(summed) == pytest.approx(0.55, abs=0.04)  # two standard errors
 
 
 def test_answers_are_those_of_an_independent_evaluation():
-    """Python's own arithmetic on the substituted definitions, mod 10.
+    """They are those of Python's own arithmetic on the substituted definitions, mod 10.
 
     `*` has a literal factor 3, 7 or 9.
     """
@@ -65,12 +66,9 @@ def test_answers_are_those_of_an_independent_evaluation():
                 assert expression[2] in "379"
             values[label] = eval(expression, {}, values)
         assert str(values[query[0]] % 10) == problem["answer"]
-        used = [
-            symbol
-            for definition in definitions
-            for symbol in definition[2:]
-            if symbol in toy.LABELS
-        ]
+        used = []
+        for definition in definitions:
+            used += [symbol for symbol in definition[2:] if symbol in toy.LABELS]
         assert sorted(used) == sorted(values)[:-1]  # every value but the last is used exactly once
         assert used == sorted(used)
 
@@ -121,7 +119,7 @@ def test_special_tokens_in_a_response_are_tokens_and_faults():
 
 
 def test_held_out_problems_are_not_trained_on():
-    """No prompt on both sides; too small a space gives fewer held-out problems."""
+    """No prompt is on both sides; too small a space gives fewer held-out problems."""
     train, heldout = toy.make_problems(2000, 100, 2, seed=4)
     asked = {problem["problem"] for problem in heldout}
     assert len(asked) == len(heldout) == 100 and not asked & {

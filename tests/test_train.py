@@ -11,6 +11,8 @@ import shutil
 import signal
 import statistics
 from collections.abc import Callable
+from functools import partialmethod
+from operator import itemgetter
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -22,6 +24,7 @@ from builders.near import assert_near
 from builders.rollouts import batch_of, rollouts_like
 from builders.runs import ALONE, config_from, credit_by
 from builders.small_models import SMALL, save_model, small_gpt2
+from builders.stand_ins import replace_sampler
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -31,7 +34,7 @@ import train
 from credit import batch as batches
 from credit import methods
 from credit.methods import FUNCTIONS
-from credit.table import METHODS, Method, Option
+from credit.table import METHODS, Method, Option, methods_needing
 from grading.sandbox import SandboxError
 from grpo import Rollouts
 from harness import config, files, models, prepare
@@ -62,12 +65,12 @@ def quick(start) -> str:
 
 def run(tmp_path, *flags) -> int:
     """`python train.py` in this process, writing below `tmp_path`."""
-    return train.main(words_of(*flags, "--out", tmp_path))
+    return train.main(words_of(flags, "--out", tmp_path))
 
 
 def assembled(*flags) -> Run:
     """What `train.train` assembles from these flags, on one rank."""
-    parts = prepare.load_parts(config_from(words_of(*flags)), ALONE)
+    parts = prepare.load_parts(config_from(words_of(flags)), ALONE)
     return build_run(parts, None, ALONE)
 
 
@@ -99,21 +102,19 @@ def credited(
     )
 
 
-def test_the_default_of_generate_batch_is_decided_once(
-    tmp_path, quick, monkeypatch, capsys, unequal
-):
+def test_the_default_of_generate_batch_is_decided_once(tmp_path, quick, monkeypatch, capsys):
     """The plan says it, config.json keeps it, and a resumed run takes it from there.
 
     The sampled tokens depend on it, and a run may be resumed on another machine.
     """
     monkeypatch.setattr(prepare.memory, "choose_batch", lambda *sizes: 5)
-    flags = "--method grpo --steps 1 --prompts-per-step 2 --prompts-per-update 2 --name run"
+    flags = "--smoke --method grpo --steps 1 --prompts-per-step 2 --prompts-per-update 2 --name run"
     assert run(tmp_path, quick, flags) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert " tokens, 5 generated at a time; 1 update(s) per step" in printed
     monkeypatch.setattr(prepare.memory, "choose_batch", lambda *sizes: 9)
     sampler = Mock(wraps=harness.run.fast_rollout)
-    monkeypatch.setattr(harness.run, "fast_rollout", sampler)
+    replace_sampler(monkeypatch, sampler)
     for flags, batch in (("--steps 2", 5), ("--steps 3 --generate-batch 3", 3), ("--steps 4", 3)):
         sampler.reset_mock()
         assert train.main(["--resume", str(tmp_path / "run"), *flags.split()]) == 0
@@ -139,7 +140,7 @@ def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, capsys):
 
 
 def test_a_log_has_lines_while_nothing_else_is_printed(tmp_path, monkeypatch, capsys):
-    """Of the warm-up and of both evaluations, which are told the number of tokens at most."""
+    """They tell of the warm-up, and of both evaluations with the number of tokens at most."""
     for module in (harness.report, lessons):
         monkeypatch.setattr(module, "SILENCE", 0)
     assert run(tmp_path, QUICK, "--smoke --warmup-steps 2 --steps 1") == 0
@@ -177,14 +178,15 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch
         steps = read_lines(tmp_path / name / "metrics.jsonl")[1:3]
         metrics = ("loss", "grad_norm", "clip_share", "reward", "entropy")
         weights = load_file(tmp_path / name / "model" / "model.safetensors")
-        found.append(([[step[metric] for metric in metrics] for step in steps], weights))
+        values = [itemgetter(*metrics)(step) for step in steps]
+        found.append((values, weights))
     (one, same), (other, again) = found
     assert one == other and one[0][1] > 0
     assert all(torch.equal(same[name], again[name]) for name in same)
 
 
 def test_updates_are_those_of_a_written_out_loop(quick):
-    """Three off-policy mini-batches of ragged rollouts in float64: every weight to 1e-6.
+    """Three off-policy mini-batches of ragged rollouts give every weight to 1e-6.
 
     The loop takes a rollout at a time. Clips .1 and .4, temperature .7, a norm that is cut, AdamW
     without decay. Its eps is raised on both sides, or Adam would make whole steps of what rounding
@@ -320,7 +322,7 @@ def with_verdicts(task: Task, verdicts: Callable[[list[dict], Rollouts], list[Ve
 
 
 def test_held_out_accuracy_is_that_of_known_verdicts(quick):
-    """One greedy response each; sampled, means of problems 2/3, 0 and none: 1/3 ± 1/3.
+    """Problems have one greedy response, and sampled means 2/3, 0 and none: 1/3 ± 1/3.
 
     The error is clustered by problem.
     """
@@ -381,7 +383,7 @@ def test_code_problems_train_and_infra_errors_are_counted(
 def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(
     qwen_folder, monkeypatch, assert_refused
 ):
-    """`--sandbox strict` where name spaces are forbidden: one sentence, status 2."""
+    """Where name spaces are forbidden, `--sandbox strict` gets one sentence and status 2."""
     error = SandboxError("strict: name spaces: Operation not permitted")
     monkeypatch.setattr("grading.sandbox.choose_level", raising(error))
     words = f"--task code --model {qwen_folder} --data d --sandbox strict".split()
@@ -389,7 +391,7 @@ def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(
 
 
 def test_a_rollout_without_a_verdict_counts_for_nothing():
-    """Score None: no advantage, no mask, in neither of SHEAR's sets.
+    """A score of None gives no advantage, no mask, and a place in neither of SHEAR's sets.
 
     The others are as in a group without it.
     """
@@ -417,17 +419,17 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch):
     found = []
 
     def noted(block, context, **options):
-        most = max(batches.BLOCK_TOKENS, of_a_group)
-        assert len(block.hidden) == block.rollouts.mask.sum() <= most
+        assert len(block.hidden) == block.rollouts.mask.sum() <= max(tokens, of_a_group)
         seen.append(len(block.rollouts.texts))
         return shear(block, context, **options)
 
     shear = FUNCTIONS["shear"]
+    blocks = batches.Batch.blocks
     monkeypatch.setitem(FUNCTIONS, "shear", noted)
     problems = run.task.train[:5]
     verdicts = [Verdict(row % 2.0, "drawn") for row in range(40)]
     for tokens in (1, 2 * of_a_group, 2**20):
-        monkeypatch.setattr(batches, "BLOCK_TOKENS", tokens)
+        monkeypatch.setattr(batches.Batch, "blocks", partialmethod(blocks, most=tokens))
         torch.manual_seed(0)
         batch = batches.Batch.of(sampled(run, 5), verdicts, problems)
         batch = train.with_credit(run, batch, 0, new_clock())
@@ -458,8 +460,10 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick):
         Group 5 has one verdict alone.
         """
         drawn.append((problems, rollouts.texts))
-        of_groups = [equal.get(group, mixed) for group in range(len(problems))]
-        return [Verdict(score, "drawn") for scores in of_groups for score in scores]
+        scores = []
+        for group in range(len(problems)):
+            scores += equal.get(group, mixed)
+        return [Verdict(score, "drawn") for score in scores]
 
     run.task = with_verdicts(run.task, verdicts)
     for most, expected in (1, 3), (9, 3 + 1):
@@ -483,7 +487,7 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick):
         assert run.tokenizer.decode(ids[mask]).removesuffix("<eos>") == text
 
 
-NEEDS = {"arca": "--lora-rank 2"}
+NEEDS = dict.fromkeys(methods_needing("adapter"), "--lora-rank 2")
 STEPS = []  # of each call of `surprisal`
 
 
@@ -521,7 +525,7 @@ def test_a_method_is_one_function_and_one_entry(tmp_path, quick, monkeypatch, as
 
 @pytest.mark.parametrize("method", ["sdpo", "grpo"])
 def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(quick, method):
-    """Two groups of four, the second without credit: the mean is over all tokens.
+    """The second of two groups has no credit, and the mean is over the tokens of both.
 
     For sdpo it is over the first's. Where the policy is the one that sampled, the loss is minus the
     sum of the token advantages over the number of tokens.
@@ -570,7 +574,7 @@ def test_weights_are_loaded_straight_to_the_device(qwen_folder):
 
 
 def test_a_loaded_model_is_the_plain_one(start):
-    """The folder's weights to the bit, tied ones tied, without hooks."""
+    """It has the folder's weights to the bit, tied ones tied, and no hooks."""
     model = models.load_model(start, ALONE.device, models.load_tokenizer("--model", start))
     for name, value in load_file(f"{start}/model.safetensors").items():
         assert torch.equal(model.state_dict()[name], value)
@@ -579,7 +583,7 @@ def test_a_loaded_model_is_the_plain_one(start):
 
 
 def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(quick, tmp_path, monkeypatch, capsys):
-    """Status 1, and what would take less memory."""
+    """The status is 1, and the message says what would take less memory."""
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 15.23 GiB.")
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", raising(error))
     assert run(tmp_path, quick) == 1
@@ -597,7 +601,7 @@ def math_data(tmp_path) -> str:
 def test_a_model_that_never_fits_is_refused_before_it_is_read(
     qwen_folder, tmp_path, monkeypatch, assert_refused
 ):
-    """Status 2, the need, and no folder; --force goes on to the weights, which are missing here."""
+    """It is told what it needs, and leaves no folder; --force goes on to the missing weights."""
     folder = shutil.copytree(qwen_folder, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")  # the ranks that share this machine
@@ -669,7 +673,7 @@ def other(family, sizes=SMALL, **more):
 def test_a_folder_that_would_train_wrongly_is_refused(
     harm, words, qwen_folder, tmp_path, assert_refused
 ):
-    """Weights, tokenizer, template, config, architecture: one sentence, status 2."""
+    """Weights, tokenizer, template, config or architecture get one sentence and status 2."""
     folder = tmp_path / "model"
     shutil.copytree(qwen_folder, folder)
     harm(folder)
@@ -721,7 +725,7 @@ def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("case", cases("refusals.jsonl"))
 def test_bad_input_is_one_sentence(case, tmp_path, qwen_folder, start, monkeypatch, assert_refused):
-    """Status 2 and a sentence with the flag, its value and the remedy; no traceback.
+    """The status is 2, and a sentence has the flag, its value and the remedy.
 
     Nothing is written or overwritten. What is small is looked at before the minutes that a large
     model takes to load.

@@ -38,14 +38,14 @@ def two(tmp_path_factory):
 
 
 def test_with_weights_of_one_it_is_grpo_to_the_bit(two):
-    """The same final weights, losses and rewards, on one process and on two that split a group."""
-    assert trl_runs.differences(trl_runs.WHOLE, **trl_runs.CASES["together"], max_steps=2) == []
+    """One process, and two that split a group, end with the same weights, losses and rewards."""
+    assert trl_runs.differences(trl_runs.WHOLE, trl_runs.CASES["together"] | {"max_steps": 2}) == []
     assert two["differences"] == []
 
 
 def test_omega_is_that_of_credit(two):
-    """On one process, and on two that split a group. And advantages are TRL's own times omega."""
-    assert trl_runs.check_omega([trl_runs.first_batch(12, **trl_runs.LEFT_OUT)]) < 1e-6
+    """It is on one process and on two that split a group; advantages are TRL's times omega."""
+    assert trl_runs.check_omega([trl_runs.first_batch(12, trl_runs.LEFT_OUT)]) < 1e-6
     assert trl_runs.check_omega(two["batches"]) < 1e-6
 
 
@@ -66,17 +66,17 @@ def test_states_cost_a_pass_only_where_trl_scores_nothing(case, passes):
 
 
 def test_states_are_the_adapter_s():
-    """With PEFT, and where TRL scores the model without its adapter first, as the reference."""
-    alone = trl_runs.first_batch(8, peft=True)
-    referred = trl_runs.first_batch(8, peft=True, beta=0.1)
+    """They are with PEFT, also where TRL scores the model without its adapter first."""
+    alone = trl_runs.first_batch(8, dict(peft=True))
+    referred = trl_runs.first_batch(8, dict(peft=True, beta=0.1))
     assert torch.equal(alone["completion_ids"], referred["completion_ids"])
     assert torch.equal(alone["omega"], referred["omega"])
-    plain = trl_runs.first_batch(8)
+    plain = trl_runs.first_batch(8, {})
     assert not torch.equal(alone["omega"], plain["omega"])
 
 
 def test_evaluation_keeps_trl_s_advantages():
-    """(B,), and no pass for states; nor are the states of another model, a reference, kept."""
+    """They are (B,), without a pass for states; those of a reference model are not kept."""
     trainer = trl_runs.make_trainer(ShearGRPOTrainer)
     trainer.model.eval()
     batch = trainer._generate_and_score_completions(next(iter(trainer.get_train_dataloader())))
@@ -106,7 +106,7 @@ def parallel(cp: bool, sp: bool) -> SimpleNamespace:
     ],
 )
 def test_what_would_lose_credit_is_refused(changes, message, monkeypatch):
-    """One ratio a sequence, a rollout's states on several processes, images: in one sentence."""
+    """One ratio a sequence, states on several processes and images are refused in a sentence."""
 
     def init(self, *args, **kwargs):
         usual = dict(importance_sampling_level="token", _is_vlm=False)
@@ -118,7 +118,7 @@ def test_what_would_lose_credit_is_refused(changes, message, monkeypatch):
 
 
 def test_a_stride_that_leaves_tokens_out_is_refused():
-    """Before a model is loaded."""
+    """It is refused before a model is loaded."""
     with pytest.raises(ValueError, match="stride must be between 1 and the window"):
         ShearGRPOTrainer(window=5, stride=6)
 
@@ -147,7 +147,7 @@ def test_the_file_of_the_docs_runs(taught, tmp_path, monkeypatch):
 
 
 def test_a_reward_that_is_never_right_is_told_once():
-    """Rewards 0 and .5 at the threshold .5: GRPO's advantages, and one warning in two generations.
+    """Rewards 0 and .5 at threshold .5 give GRPO's advantages, and one warning in two generations.
 
     With a threshold of .25 the same rewards give weights.
     """
@@ -171,7 +171,7 @@ def test_a_reward_that_is_never_right_is_told_once():
 
 
 def test_completions_are_logged_with_their_credit(tmp_path):
-    """The mean over a rollout's tokens of A omega, in TRL's table and file; A was there before."""
+    """TRL's table and file have the mean of A omega over a rollout's tokens in place of A."""
     batches = []
 
     class Recorded(ShearGRPOTrainer):
@@ -192,7 +192,7 @@ def test_completions_are_logged_with_their_credit(tmp_path):
 
 
 def test_graders_are_reward_functions():
-    """Of texts and of the last message; None where grading failed."""
+    """They grade texts and last messages, and give None where grading failed."""
     messages = [{"role": "assistant", "content": rf"\boxed{{{digit}}}"} for digit in (4, 5)]
     assert math_reward([r"\boxed{4}", messages], answer=["4", "4"], prompts=[]) == [1.0, 0.0]
     program = "```python\nprint(int(input()) + 1)\n```"
@@ -220,12 +220,12 @@ def test_graders_are_reward_functions():
     ],
 )  # fmt: skip
 def test_completions_and_answers_of_other_types_are_graded(completion, answer, reward):
-    """Content that is missing or in parts, and answers that are numbers or GSM8K's."""
+    """Content may be missing or in parts, and answers may be numbers or GSM8K's."""
     assert math_reward([completion], answer=[answer]) == [reward]
 
 
 def test_the_command_trains_by_its_flags(monkeypatch):
-    """Of this project and of TRL; without --model the embedded task's, else the paper's spans."""
+    """Flags are this project's and TRL's; without --model spans are the embedded task's."""
     trainer = Mock()
     monkeypatch.setattr(train_trl, "ShearGRPOTrainer", trainer)
     monkeypatch.setattr(train_trl.toy, "warm_up", Mock())
@@ -269,7 +269,7 @@ def test_steps_are_measured_beside_trl_s(method, taught, monkeypatch, capsys):
 
 
 def test_what_trl_lacks_is_not_timed(taught, assert_refused):
-    """Other methods, and an eps in another unit."""
+    """Other methods, and an eps in another unit, are refused."""
     flags = ["--task", "embedded", "--model", taught]
     assert_refused(loops.main, [*flags, "--method", "kgae"], "give a model, and shear")
     assert_refused(loops.main, [*flags, "--eps-unit", "raw"], "--eps-unit: is not timed here")

@@ -198,7 +198,7 @@ def test_the_engine_s_weights_are_those_of_algorithm_1(packed, options, alone):
 
 
 def test_two_ranks_make_the_weights_of_one(ended):
-    """Each of its own prompts, over gloo, with FSDP2's shards."""
+    """Each rank has its own prompts, over gloo, with FSDP2's shards."""
     two = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     errors = torch.load(ended(*two, __file__) / "errors.pt")
     assert len(errors) == 2 and max(errors) < 1e-5
@@ -262,7 +262,7 @@ def make_config(*overrides: str):
     ],
 )
 def test_what_would_lose_credit_is_refused(override, message):
-    """In one sentence, before anything is loaded."""
+    """It is refused in one sentence, before anything is loaded."""
     with pytest.raises((ValueError, ConfigKeyError), match=message):
         ShearTrainer(make_config(override))
 
@@ -277,7 +277,7 @@ def test_ranks_are_counted_without_sequence_parallelism():
 
 
 def test_a_model_without_a_base_model_is_refused(alone, monkeypatch):
-    """While it is loaded: its output has logits alone, whose distances are no states'."""
+    """Its output has logits alone, whose distances are no states'."""
     monkeypatch.setattr(Qwen2PreTrainedModel, "base_model_prefix", "")
     with pytest.raises(ValueError, match="base_model_prefix of Qwen2ForCausalLM names no part"):
         make_engine(packed=True)
@@ -403,7 +403,7 @@ def test_main_ppo_takes_two_steps(tmp_path):
     (tmp_path / "reward.py").write_text(REWARD)
     here = Path(__file__).parent
     modules = {"VERL_USE_EXTERNAL_MODULES": "verl_cpu,verl_hf,integrations.verl_shear"}
-    environment = {**os.environ, **modules, "PYTHONPATH": f"{here.parent}:{here}"}
+    environment = os.environ | {**modules, "PYTHONPATH": f"{here.parent}:{here}"}
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *MAIN.split()]
     streams = dict(capture_output=True, text=True, timeout=900)
     ended = subprocess.run(command, cwd=tmp_path, env=environment, **streams)

@@ -10,7 +10,7 @@ from builders.case_files import cases
 from builders.commands import run_well
 from builders.rollouts import rollouts_of
 from builders.runs import recipe_with
-from builders.small_models import SMALL, byte_tokenizer, save_model
+from builders.small_models import byte_tokenizer, save_model, small_config
 from tokenizers import decoders
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -108,7 +108,7 @@ def test_demonstrations_are_right_but_for_their_slips():
 
 
 def test_problems_are_different_and_of_whole_numbers():
-    """Two to five steps, each of which goes on from the one before, as the text says them."""
+    """They have two to five steps, each of which goes on from the one before."""
     problems = words.make_problems(700, seed=1)
     assert len({problem["problem"] for problem in problems}) == 700
     assert problems == words.make_problems(700, seed=1) != words.make_problems(700, seed=2)
@@ -133,8 +133,15 @@ def test_warm_up_teaches_the_form(monkeypatch):
     and responses end with the stop token.
     """
     tokenizer = byte_tokenizer()
-    sizes = dict(hidden_size=48, num_hidden_layers=1, num_attention_heads=4, intermediate_size=96)
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes))
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            intermediate_size=96,
+        )
+    )
     seen = []
     shown = []
 
@@ -164,7 +171,7 @@ def test_warm_up_teaches_the_form(monkeypatch):
 
 def test_lessons_are_read_by_ranks_whose_model_is_stored_in_another_dtype(tmp_path):
     """Rank 0 teaches in float32, so that is what all other ranks have."""
-    config = LlamaConfig(vocab_size=len(byte_tokenizer()), **SMALL)
+    config = small_config(LlamaConfig, vocab_size=len(byte_tokenizer()))
     save_model(tmp_path / "start", LlamaForCausalLM(config), byte_tokenizer())
     stored = LlamaForCausalLM(config).bfloat16()
     parts = prepare.Parts(recipe_with(task="words"), None, stored, byte_tokenizer())
@@ -178,7 +185,7 @@ def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, no
     So the lessons are paid for once.
     """
     tokenizer = byte_tokenizer()
-    config = LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=512, **SMALL)
+    config = small_config(LlamaConfig, vocab_size=len(tokenizer), max_position_embeddings=512)
     model = save_model(tmp_path / "model", LlamaForCausalLM(config), tokenizer)
     sizes = "--task words --smoke --steps 1 --warmup-steps 1 --heldout 2 --eval-groups 2"
     sizes += " --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 2"

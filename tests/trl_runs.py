@@ -135,7 +135,7 @@ def make_trainer(
     return trainer
 
 
-def trained(kind: type, rows: int, **case) -> tuple[dict[str, torch.Tensor], list[dict]]:
+def trained(kind: type, rows: int, case: dict) -> tuple[dict[str, torch.Tensor], list[dict]]:
     """The whole weights after training, and the logged numbers without times.
 
     With ZeRO-3 rank 0 alone has the weights.
@@ -149,13 +149,13 @@ def trained(kind: type, rows: int, **case) -> tuple[dict[str, torch.Tensor], lis
     return trainer.accelerator.get_state_dict(trainer.model_wrapped) or {}, logged
 
 
-def differences(rows: int, **case) -> list[str]:
+def differences(rows: int, case: dict) -> list[str]:
     """What differs, to the bit, between TRL's trainer and ours with weights of 1."""
-    weights, logged = trained(GRPOTrainer, rows, **case)
+    weights, logged = trained(GRPOTrainer, rows, case)
     kept = trl_shear.token_advantages
     trl_shear.token_advantages = lambda ones, hidden, mask, correct, **options: mask.float()
     try:
-        our_weights, our_logged = trained(ShearGRPOTrainer, rows, **case)
+        our_weights, our_logged = trained(ShearGRPOTrainer, rows, case)
     finally:
         trl_shear.token_advantages = kept
     assert logged and any(entry["grad_norm"] > 0 for entry in logged)  # or nothing is compared
@@ -165,7 +165,7 @@ def differences(rows: int, **case) -> list[str]:
     ]  # nan is "nan"
 
 
-def first_batch(rows: int, **case) -> dict:
+def first_batch(rows: int, case: dict) -> dict:
     """The batch that ours makes of the first generation for TRL's loss.
 
     It also has "omega" and "verdicts" of its rollouts.
@@ -246,11 +246,11 @@ def print_all(where: str, rows: int, cases: dict) -> None:
     """A line for each case, and one for omega. The main process prints."""
     is_main = os.environ.get("RANK", "0") == "0"
     for name, case in cases.items():
-        found = differences(rows, **case)
+        found = differences(rows, case)
         if is_main:
             print(f"{where}, {name}: {found or 'equal'}", flush=True)
     sharding = cases.get("ZeRO-3", {})
-    batches = gather_object([first_batch(rows, **LEFT_OUT, **sharding)])
+    batches = gather_object([first_batch(rows, LEFT_OUT | sharding)])
     if is_main:
         print(f"{where}, omega and advantages: to {check_omega(batches):.0e}", flush=True)
 
@@ -258,8 +258,8 @@ def print_all(where: str, rows: int, cases: dict) -> None:
 def leave_batches(folder: Path) -> None:
     """What test_trl.py wants of one of two processes, which rank 0 leaves in a folder."""
     PartialState._reset_state()  # of a process that was alone
-    seen = {"differences": differences(SPLIT, **CASES["together"], max_steps=2)}
-    seen["batches"] = gather_object([first_batch(SPLIT, **LEFT_OUT)])
+    seen = {"differences": differences(SPLIT, CASES["together"] | {"max_steps": 2})}
+    seen["batches"] = gather_object([first_batch(SPLIT, LEFT_OUT)])
     if torch.distributed.get_rank() == 0:
         torch.save(seen, folder / "seen.pt")
 

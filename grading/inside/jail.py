@@ -4,7 +4,7 @@ The supervisor has no environment and no expected outputs. It reads a job and fo
 keeper, which isolates itself, forks the program, waits for it and ends every process that the
 program has started. A script gets a cell for each input. Tests written as code take two cells with
 a socket between them: the program's, forked before the tests are read, and the tests' own
-(`judge.py`). `sandbox.py` says what protects whom from what.
+(`judge.py`). A third cell may follow, with both. `sandbox.py` says what protects whom from what.
 
 It must start in milliseconds, hence plain imports, and numbers in place of `signal` and
 `subprocess`. Standard library only. Linux only.
@@ -21,6 +21,7 @@ import resource
 import select
 import sys
 import time
+import types
 from _collections_abc import Callable, Iterator  # without `collections`, which is slow to import
 
 import isolation
@@ -94,20 +95,21 @@ def run_inputs(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
         stdin = os.memfd_create("stdin")
         os.write(stdin, text.encode("utf-8", "replace"))
         os.lseek(stdin, 0, os.SEEK_SET)
-        output, stdout = os.pipe()
-        cell = Cell(lambda: run(job["program"], "__main__"), {0: stdin, 1: stdout}, job)
+        reason, data = run_cell(
+            lambda: run(job["program"], "__main__"), {0: stdin}, 1, job, deadline
+        )
         os.close(stdin)
-        os.close(stdout)
-        reason, data = collect(output, cell, deadline)
         yield reason, data
         if reason != "ok":
             return
 
 
 def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
-    """Yield (reason, its cause) once, from the program's cell and the tests' cell.
+    """Yield (reason, its cause) once, of tests in one cell and the program in another.
 
-    The tests' cell is forked when the program's is ready.
+    The tests' cell is forked when the program's is ready. After a pass, or a failure with a cause,
+    one cell with both follows, and its failure counts. It knows what is expected, so it must leave
+    nothing behind, which only the level `strict` promises.
     """
     import socket  # slow to import, and not needed for scripts
 
@@ -115,45 +117,57 @@ def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
     import proxy
 
     inside, outside = socket.socketpair()
+    helpers = judge.HEADER if job["helpers"] else ""
 
     def connection() -> io.BufferedRWPair:
         return socket.socket(fileno=3).makefile("rwb")
 
     def serve_program() -> None:
-        sys.stdout = stdout = proxy.Printed()
-        proxy.serve(
-            connection(),
-            run(job["program"], "program", judge.LEETCODE if job["helpers"] else ""),
-            stdout,
-        )
+        sys.stdout = io.TextIOWrapper(io.BytesIO(), "utf-8", "replace", newline="")
+        proxy.serve(connection(), run(job["program"], "program", helpers), sys.stdout)
+
+    def run_across() -> None:
+        os.write(4, " ".join(judge.across(connection(), tests)).encode())
+
+    def run_beside() -> None:
+        os.write(4, judge.beside(run(job["program"], "program"), tests).encode())
 
     program = Cell(serve_program, {3: inside.fileno()}, job)
     inside.close()
     tests = read_message()
-    output, verdict = os.pipe()
-
-    def run_tests() -> None:
-        os.write(4, " ".join(judge.judge(connection(), tests)).encode())
-
-    tester = Cell(run_tests, {3: outside.fileno(), 4: verdict}, job, secret=True)
+    ended, data = run_cell(run_across, {3: outside.fileno()}, 4, job, deadline, secret=True)
     outside.close()
-    os.close(verdict)
-    reason, data = collect(output, tester, deadline)
     status = program.stop()
-    cause = b""
-    if reason == "ok":
-        verdict_reason, _, cause = data.partition(b" ")
-        reason = verdict_reason.decode() or "crashed"
+    reason, _, cause = data.decode().partition(" ")
+    reason = reason or "crashed" if ended == "ok" else ended
     if reason == "crashed":
         reason = REASONS.get(status, reason)
-    yield reason, cause
+    passed = reason == "correct"
+    in_doubt = passed or (cause and reason != "infra_error")
+    if in_doubt and not helpers and job["level"] == "strict":
+        ended, data = run_cell(run_beside, {}, 4, job, deadline)
+        if data not in (b"correct", b"unsupported"):
+            reason = "wrong" if ended == "ok" else ended
+        elif not passed:
+            reason = "unsupported"
+    yield "infra_error" if reason == "unsupported" else reason, cause.encode()
 
 
-def collect(output: int, cell: "Cell", deadline: float) -> tuple[str, bytes]:
-    """Why a cell ended or was ended, and what it wrote to the pipe `output`.
+def run_cell(
+    target: Callable,
+    files: dict[int, int],
+    report: int,
+    job: dict,
+    deadline: float,
+    secret: bool = False,
+) -> tuple[str, bytes]:
+    """Why a new cell ended or was ended, and what it wrote to its descriptor `report`.
 
     Exits if the grader hangs up.
     """
+    output, pipe = os.pipe()
+    cell = Cell(target, {**files, report: pipe}, job, secret)
+    os.close(pipe)
     poll = select.poll()
     poll.register(output, select.POLLIN)
     poll.register(0, select.POLLIN)
@@ -341,15 +355,17 @@ def inside(target: Callable, job: dict, strict: bool, stranger: int | None, secr
         os._exit(status)
 
 
-def run(source: str, name: str, helpers: str = "") -> dict:
-    """Run a source as the module `name`; returns that module's own names.
+def run(source: str, name: str, helpers: str = "") -> types.ModuleType:
+    """Run a source as the module `name`, and return it.
 
-    The names of the source `helpers` are built in. A script is `__main__`. Another name leaves out
-    what stands behind `if __name__ == "__main__"`.
+    The names of the source `helpers` are built in, but for those of builtins. A script is
+    `__main__`. Another name leaves out what stands behind `if __name__ == "__main__"`.
     """
     module = type(sys)(name)
+    names: dict = {}
+    exec(helpers, names)
     # not module.__dict__: the tests would call heapq's merge for that of a Solution
-    exec(helpers, vars(builtins))
+    vars(builtins).update(names | vars(builtins))
     module.__file__ = os.path.abspath("program.py")
     try:
         with open("program.py", "w", encoding="utf-8", errors="surrogatepass") as file:
@@ -366,7 +382,7 @@ def run(source: str, name: str, helpers: str = "") -> dict:
         exec(code, module.__dict__)
     except SystemExit:
         pass
-    return module.__dict__
+    return module
 
 
 def limit(seconds: float, few_processes: bool) -> None:

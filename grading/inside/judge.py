@@ -1,11 +1,15 @@
-"""Runs tests against a candidate that lives in another process; see `jail.py`.
+"""Tests run twice against a program; see `jail.py`.
 
-    judge(file, tests) -> (reason, cause)
+    across(file, tests)    in a process of their own, the candidate behind a wall (`proxy.py`)
+    beside(module, tests)  in the program's own process, as any harness runs them
 
-The reason is "correct", "wrong", "crashed", "memory", or "infra_error", which has a cause. The keys
-of the tests tell their kind (`rewards.py` lists them): calls of a function with expected values,
-assertions, or HumanEval's `check(candidate)`. The tests are trusted code and run here. The
-candidate's functions and objects are stand-ins (`proxy.py`).
+Both return a reason: "correct", "wrong", "crashed", "memory", "output", "infra_error" if the tests
+cannot be run, or "unsupported" if they need what cannot cross the wall. A pass beside proves
+nothing, as the program sees there what is expected, but a failure does. A failure across proves
+nothing if it has a cause, which `across` returns, too: where the wall differs from Python.
+
+The keys of the tests tell their kind (`rewards.py` lists them). Calls with expected values run
+across alone. The tests are trusted code.
 
 Standard library only.
 """
@@ -23,27 +27,21 @@ import math
 import re
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from io import BufferedRWPair
 
-from handles import Handle, class_of
-from proxy import Link, Unsupported
-from wire import Value
+from proxy import OF_CONSTANTS, Handle, Link, Unsupported
 
-# LeetCode's programs rely on these names. None of them may be a builtin's.
-LEETCODE = """
-import bisect, collections, copy, datetime, functools, heapq, itertools, json, math
-import operator, random, re, statistics, string, sys
-from bisect import *
-from collections import *
-from functools import *
-from heapq import *
-from itertools import *
-from copy import deepcopy
-from math import ceil, comb, dist, factorial, floor, gcd, hypot, inf, isqrt, lcm
-from math import log, log2, log10, perm, pi, prod, sqrt
-from typing import *
-"""
+# What programs of LeetCode and LiveCodeBench need not import: modules, and all that is in them.
+HEADER = "".join(
+    f"from {module} import *\nimport {module}\n"
+    for module in (
+        "string re datetime collections heapq bisect copy math random statistics itertools "
+        "functools operator io sys json typing"
+    ).split()
+)
+# LeetCode's `bisect` is the function, too.
+HEADER += "bisect.__class__ = type('', (type(re),), {'__call__': staticmethod(bisect.bisect)})"
 # Names that tests may use without an import -> their modules. Left out: names that programs give to
 # functions of their own, such as `add` of operator and `sub` of re.
 LIBRARY = {"approx": "pytest", "deepcopy": "copy"}
@@ -58,94 +56,219 @@ for _module, _names in (
 for _library in (math, itertools, functools, collections, fractions, decimal):
     LIBRARY |= {name: _library.__name__ for name in dir(_library) if not name.startswith("_")}
 # Names by which tests may use modules that they do not import -> the modules.
-MODULES = {name: name for name in sys.stdlib_module_names} | {
-    "np": "numpy",
-    "numpy": "numpy",
-    "pd": "pandas",
-    "pytest": "pytest",
-}
-# Statements that check nothing.
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+MODULES = {name: name for name in (*sys.stdlib_module_names, "numpy", "pytest")}
+MODULES |= {"np": "numpy", "pd": "pandas"}
+# Functions that get what the tests expect: a program's own never decides.
+COMPARISONS = {"isclose", "allclose", "array_equal", "approx"}
 # numpy's functions that `load` changes.
-COMPARISONS = {
+OF_NUMPY = {
     "numpy": "allclose array_equiv isclose".split(),
     "numpy.testing": (
         "assert_allclose assert_almost_equal assert_array_almost_equal "
         "assert_array_almost_equal_nulp assert_array_equal assert_equal"
     ).split(),
 }
+# What `load` changes -> what tests that use it have.
+LOADED = {
+    "numpy": "numpy",
+    "numpy.testing": r"\bnp\.testing|numpy.*testing",
+    "unittest": "unittest",
+}
+# Statements that check nothing.
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+DOUBT = "the tests use a class, a global or the identity of objects, which differ across the wall"
 
 
-def judge(file: BufferedRWPair, tests: dict) -> tuple[str, str]:
-    """Run the tests; returns the reason, and for "infra_error" why they cannot be run."""
+def across(file: BufferedRWPair, tests: dict) -> tuple[str, str]:
+    """Run the tests in this process, with the candidate at the other end of the file."""
     link = Link(file)
-    cause = ""
-    run = run_calls if "fn_name" in tests else run_asserts if "asserts" in tests else run_check
+    candidates: dict = {}
     try:
-        reason = "correct" if run(link, tests) and cases_held() else "wrong"
+        trees = [] if "fn_name" in tests else read(tests)
+    except (SyntaxError, ValueError, TypeError) as error:
+        return "infra_error", f"the tests cannot be run: {error}"
+    nodes = nodes_of(trees)
+
+    def run() -> bool:
+        if "fn_name" in tests:
+            return run_calls(link, tests)
+        names = library(nodes)
+        candidates.update(candidates_of(link, nodes, names))
+        for name in names.keys() & candidates.keys():
+            names[name] = for_data(name, names[name], candidates[name])
+        names |= {name: candidates[name] for name in subjects(trees, candidates)}
+        return execute(trees, types.ModuleType("__main__"), names)
+
+    reason, cause = outcome(run)
+    return link.dead or reason, cause or DOUBT * in_doubt(nodes, candidates)
+
+
+def beside(module: types.ModuleType, tests: dict) -> str:
+    """Run the tests in the program's own module and process; returns the reason alone."""
+    trees = read(tests)
+    if "entry_point" in tests:
+        del trees[1:3]  # the prompt, with which the program begins
+    names = library(nodes_of(trees)) | vars(module) | {"__name__": "__main__"}
+    return outcome(lambda: execute(trees, module, names))[0]
+
+
+def outcome(run: Callable[[], bool]) -> tuple[str, str]:
+    """The reason that a run of the tests gives, and why they cannot be run."""
+    try:
+        return "correct" if run() and cases_held() else "wrong", ""
     # any exception decides: of the candidate, of tests that cannot run, of an assertion
     except BaseException as error:
         if hasattr(error, "candidate"):
-            reason = "memory" if isinstance(error, MemoryError) else "crashed"
-        elif isinstance(error, Unsupported | ImportError):
-            reason = "infra_error"
-            cause = str(error)[:500]
-        else:
-            reason = "wrong"
-    return "crashed" if link.dead else reason, cause
+            return "memory" if isinstance(error, MemoryError) else "crashed", ""
+        if isinstance(error, Unsupported | ImportError):
+            kind = "unsupported" if isinstance(error, Unsupported) else "infra_error"
+            return kind, str(error)[:500]
+        return "wrong", ""
 
 
-@functools.cache
-def read(text: str) -> types.CodeType:
-    """The code of a test, where `type(x)` and `x.__class__` are `class_of(x)`.
+# ---- what the tests are --------------------------------------------------------------------------
 
-    Raises Unsupported for what is no Python, and for a runner that looks for tests in files or
-    docstrings, which are not here.
+
+def read(tests: dict) -> list[ast.Module]:
+    """The syntax tree of each text of the tests.
+
+    Loads what they import and `load` changes. Raises SyntaxError, ValueError or TypeError for tests
+    that cannot be run, such as those of a runner that looks for tests in files or docstrings.
     """
-    if re.search(r"\b(pytest\.main|testmod|run_docstring_examples)\(", text):
-        raise Unsupported("pytest and doctest find no tests here")
-    try:
-        if "type(" not in text and "__class__" not in text:
-            return compile(text, "test", "exec")
-        tree = ast.parse(text)
-        for node in ast.walk(tree):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id == "type"
-                and len(node.args) == 1
-            ):
-                node.func.id = "class of"
-            elif (
-                isinstance(node, ast.Attribute)
-                and node.attr == "__class__"
-                and isinstance(node.ctx, ast.Load)
-            ):
-                node.value = ast.Call(ast.Name("holder of", ast.Load()), [node.value], [])
-                node.attr = "type"
-        return compile(ast.fix_missing_locations(tree), "test", "exec")
-    except (SyntaxError, ValueError, TypeError) as error:
-        raise Unsupported(f"a test cannot be read: {error}") from error
+    texts = [tests.get("setup") or "", *tests.get("asserts", ())]
+    if "entry_point" in tests:  # beside the prompt's own helpers; the candidate has both names
+        name = tests["entry_point"]
+        texts = [f"candidate = {name}", tests["prompt"] + "\n    pass\n", f"{name} = candidate"]
+        texts += [tests["test"], "check(candidate)"]
+        if "check" not in tests["test"]:
+            raise ValueError("they define no check")
+    source = "\n".join(texts)
+    if re.search(r"\b(pytest\.main|testmod|run_docstring_examples)\(", source):
+        raise ValueError("pytest and doctest find no tests here")
+    trees = [ast.parse(text, "test") for text in texts]
+    statements = itertools.chain.from_iterable(tree.body for tree in trees)
+    if all(isinstance(statement, DEFINITIONS) for statement in statements):
+        raise ValueError("they define, but check nothing")
+    for module, sign in LOADED.items():
+        if re.search(sign, source):
+            with contextlib.suppress(ImportError):  # the test may expect it
+                load(module)
+    return trees
 
 
-# What every test gets. `read` puts these names into the syntax tree, which takes a space in a name;
-# no source can write one, so no program and no test has them. `type(x)` becomes `class of(x)`, and
-# `x.__class__` becomes `holder of(x).type`, which is an attribute, too.
-NAMESPACE = {
-    "class of": class_of,
-    "holder of": lambda value: types.SimpleNamespace(type=class_of(value)),
-}
+def nodes_of(trees: list[ast.Module]) -> list[ast.AST]:
+    """All nodes of some trees."""
+    return list(itertools.chain.from_iterable(map(ast.walk, trees)))
+
+
+def names_in(nodes: Iterable[ast.AST], context: type = ast.expr_context) -> list[str]:
+    """The names among some nodes."""
+    names = [node for node in nodes if isinstance(node, ast.Name)]
+    return [name.id for name in names if isinstance(name.ctx, context)]
+
+
+def defined_in(nodes: list[ast.AST]) -> set:
+    """The names that the tests import or define."""
+    return {getattr(node, field, None) for node in nodes for field in ("name", "asname", "arg")}
+
+
+def library(nodes: list[ast.AST]) -> dict:
+    """Python's own values of names that the tests use without an import, and modules."""
+    assigned = set(names_in(nodes, ast.Store))
+    values: dict = {}
+    for node in nodes:
+        if isinstance(node, ast.Name) and node.id in LIBRARY:
+            values.setdefault(node.id, getattr(load(LIBRARY[node.id]), node.id))
+        # `queue` in `queue.put(1)` is no module
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            name = node.value.id
+            if name in MODULES.keys() - assigned and hasattr(load(MODULES[name]), node.attr):
+                values[name] = load(MODULES[name])
+    return values
+
+
+def candidates_of(link: Link, nodes: list[ast.AST], known: dict) -> dict:
+    """The candidate's names that the tests mention, with their values.
+
+    `math.isclose` and `sorted` decide in a test, so they are Python's, whatever the candidate
+    defines by these names; but a builtin's name is the candidate's if the tests need no other.
+    """
+    modules = {name for name, value in known.items() if isinstance(value, types.ModuleType)}
+    mentioned = set(names_in(nodes)) - modules
+    others = mentioned - vars(builtins).keys()
+    candidates = link.names(others)
+    bound = defined_in(nodes).union(names_in(nodes, ast.Store), LIBRARY)
+    return candidates if candidates or not others <= bound else link.names(mentioned - others)
+
+
+def subjects(trees: list[ast.Module], candidates: dict) -> set[str]:
+    """The candidate's names that the tests are about.
+
+    Of the library's names, as in `gcd(4, 6) == 2`, those in a text that has no other name of the
+    candidate's, and no variable of an earlier text.
+    """
+    found = candidates.keys() - LIBRARY.keys()
+    others = set(found)
+    for tree in trees:
+        names = set(names_in(ast.walk(tree)))
+        if names.isdisjoint(others):
+            found |= names & candidates.keys() - COMPARISONS
+        others.update(names_in(ast.walk(tree), ast.Store))
+    return found
+
+
+def for_data(name: str, function: Callable, own: Callable) -> Callable:
+    """Python's function, or the candidate's own if the tests built an argument."""
+
+    def call(*args: object, **options: object) -> object:
+        built = any(isinstance(arg, Handle) and arg._built for arg in args)
+        return (own if built else function)(*args, **options)
+
+    is_class = isinstance(function, type) and function.__module__ != "itertools"
+    return function if is_class or name in COMPARISONS else call
+
+
+def in_doubt(nodes: list[ast.AST], candidates: dict) -> bool:
+    """Whether what the tests need of the candidate may differ across the wall.
+
+    They read a global that is no function, or compare identity. Or they use a class: a name with a
+    capital letter, and somewhere an attribute that no constant has, but not of a module or a
+    parameter, or a comparison of two objects of one class.
+    """
+    defined = defined_in(nodes)
+    free = candidates.keys() - defined.union(names_in(nodes, ast.Store))
+    called = names_in(node.func for node in nodes if isinstance(node, ast.Call))
+    if any(not callable(candidates[name]) for name in free.difference(called)):
+        return True
+    classes = {name for name in free - LIBRARY.keys() if name[0].isupper()}
+    no_objects = defined | MODULES.keys()
+    no_tests = [node.value for node in nodes if isinstance(node, ast.Expr)]
+    for node in nodes:
+        used = False
+        if isinstance(node, ast.Attribute) and node not in no_tests:
+            root = getattr(node.value, "func", node.value)
+            used = node.attr not in OF_CONSTANTS and no_objects.isdisjoint(names_in([root]))
+        elif isinstance(node, ast.Compare):
+            right = set(names_in(ast.walk(node.comparators[0])))
+            if isinstance(node.ops[0], ast.Is | ast.IsNot) and right - vars(builtins).keys():
+                return True
+            used = not classes.isdisjoint(right.intersection(names_in(ast.walk(node.left))))
+        if classes and used:
+            return True
+    return False
+
+
+# ---- how they run --------------------------------------------------------------------------------
 
 
 @functools.cache
 def load(name: str) -> types.ModuleType:
     """Import a module of Python's or numpy for the tests, changed where they need it.
 
-    numpy's comparisons accept the candidate's objects and tell empty arrays from others. unittest's
-    results are kept in RESULTS.
+    numpy's comparisons tell empty arrays from others. unittest's results are kept in RESULTS.
     """
     module = importlib.import_module(name)
-    for function in COMPARISONS.get(name, ()):
+    for function in OF_NUMPY.get(name, ()):
         setattr(module, function, without_empty(getattr(module, function)))
     if name == "unittest":
         module.TestResult.__new__ = keep_result
@@ -177,22 +300,15 @@ def without_empty(compare: Callable) -> Callable:
     numpy finds `[]` close to any number.
     """
 
-    def read_once(value: Value) -> object:
-        if isinstance(value, Handle):
-            return sys.modules["numpy"].asarray(value)
-        return [read_once(item) for item in value] if type(value) in (list, tuple) else value
-
     def is_empty(value: object) -> bool:
         with contextlib.suppress(ValueError):  # lists of several lengths are no array
             return sys.modules["numpy"].size(value) == 0
         return False
 
     def decide(*args: object, **options: object) -> object:
-        values = [read_once(arg) for arg in args]
-        named = {name: read_once(option) for name, option in options.items()}
-        left, right = map(is_empty, [*values, *named.values()][:2])
+        left, right = map(is_empty, [*args, *options.values()][:2])
         if left == right:
-            return compare(*values, **named)
+            return compare(*args, **options)
         if compare.__name__.startswith("assert"):
             raise AssertionError("only one of them is empty")
         return sys.modules["numpy"].False_
@@ -200,135 +316,21 @@ def without_empty(compare: Callable) -> Callable:
     return decide
 
 
-def prepare(text: str) -> None:
-    """Load what a test imports and `load` changes; numpy also if it uses an array's attributes."""
-    if re.search(r"^[ \t]*(from|import)\b.*\bnumpy\b|\.(tolist|shape|dtype|all|any)\b", text, re.M):
-        with contextlib.suppress(ImportError):  # the test may expect it
-            load("numpy")
-    if "numpy" in sys.modules and "testing" in text:
-        load("numpy.testing")
-    if "unittest" in text:
-        load("unittest")
-
-
-def execute(texts: list[str], names: dict) -> None:
-    """Run the tests' texts with these names, in a module that is `__main__`.
+def execute(trees: list[ast.Module], module: types.ModuleType, names: dict) -> bool:
+    """Run the tests with these names in a module that becomes `__main__`.
 
     `sys.exit(0)` ends a text without a failure.
     """
-    module = types.ModuleType("__main__")
-    namespace = vars(module)
-    namespace.update(NAMESPACE | names)
+    vars(module).update(names)
     sys.modules["__main__"] = module
-    for text in texts:
-        prepare(text)
+    for tree in trees:
         try:
-            exec(read(text), namespace)
+            exec(compile(tree, "test", "exec"), vars(module))
         except SystemExit as error:
             if hasattr(error, "candidate") or error.code not in (None, 0):
                 cases_held()  # some Pythons end a run of skipped cases with status 5
                 raise
-
-
-def run_check(link: Link, tests: dict) -> bool:
-    """Run HumanEval's `check(candidate)`, beside the prompt's own helpers.
-
-    The candidate goes by both names. Raises Unsupported if the test defines no check.
-    """
-    if "check" not in tests["test"]:
-        raise Unsupported("the test defines no check")
-    entry_point = tests["entry_point"]
-    candidates = link.names([entry_point])
-    if not candidates:
-        return False
-    prompt = tests["prompt"] + "\n    pass\n"
-    texts = [prompt, f"{entry_point} = candidate", tests["test"], "check(candidate)"]
-    execute(texts, {"candidate": candidates[entry_point]})
     return True
-
-
-def run_asserts(link: Link, tests: dict) -> bool:
-    """Run set-up and assertions in order, with the candidate's names that they mention."""
-    texts = [tests.get("setup") or "", *tests["asserts"]]
-    for text in texts:
-        read(text)
-    tree = ast.parse("\n".join(texts))
-    if all(isinstance(statement, DEFINITIONS) for statement in tree.body):
-        raise Unsupported("the tests define, but check nothing")
-    nodes = list(ast.walk(tree))
-    mentioned = names_in(tree)
-    assigned = set(names_in(tree, ast.Store))
-    bound = assigned | {
-        getattr(node, field, None) for node in nodes for field in ("name", "asname", "arg")
-    }
-    # `math.isclose` and `sorted` decide in a test, so they are Python's, whatever the candidate
-    # defines by these names. `queue` in `queue.put(1)` is no module.
-    modules = {}
-    for node in nodes:
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            name = node.value.id
-            if name in MODULES.keys() - assigned and hasattr(load(MODULES[name]), node.attr):
-                modules[name] = load(MODULES[name])
-    builtin_names = [name for name in mentioned if hasattr(builtins, name)]
-    wanted = set(mentioned) - set(builtin_names) - set(modules)
-    candidates = link.names(wanted)
-    if not candidates and ("*" in bound or wanted <= bound | LIBRARY.keys()):
-        # then the first call of a builtin's name is meant
-        candidates = dict(list(link.names(builtin_names).items())[:1])
-    subjects = tested(tree, candidates)
-    python = {
-        name: getattr(load(LIBRARY[name]), name)
-        for name in LIBRARY.keys() & set(mentioned) - subjects
-    }
-    doubtful = python.keys() & candidates.keys()
-    python |= {name: for_data(python[name], candidates[name]) for name in doubtful}
-    namespace = candidates | python | modules
-    execute(texts, namespace)
-    # The candidate may have its own by a name of the library's: the checks hold with each, too.
-    for name in doubtful - bound:
-        with contextlib.suppress(Unsupported):
-            execute(texts, namespace | {name: candidates[name]})
-    return True
-
-
-def for_data(function: Callable, own: Callable) -> Callable:
-    """Python's function, or the candidate's own where all arguments are objects of its classes.
-
-    Only objects that the tests built count.
-    """
-
-    def call(*args: object, **options: object) -> object:
-        built = all(isinstance(arg, Handle) and arg._origin == "built" for arg in args)
-        return (own if args and built else function)(*args, **options)
-
-    return function if isinstance(function, type) else call
-
-
-def names_in(tree: ast.AST, context: type = ast.expr_context) -> list[str]:
-    """The names in statements, an outer call before its arguments."""
-    names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    return [name.id for name in names if isinstance(name.ctx, context)]
-
-
-def tested(tree: ast.Module, candidates: dict) -> set[str]:
-    """The candidate's names that are the tests' subject.
-
-    In `isclose(f(3), 5)` that is `f`; in `gcd(4, 6) == 2` it is `gcd`, although Python's library
-    has that name, too. A name of the library is a subject if an assertion holds no other name of
-    the candidate's, and nothing that was computed with one; or if there is no other subject.
-    """
-    subjects = candidates.keys() - LIBRARY.keys()
-    depending = set(subjects)
-    for statement in tree.body:
-        if not depending.isdisjoint(names_in(statement)):
-            depending.update(names_in(statement, ast.Store))
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Assert):
-                used = (candidates.keys() | depending).intersection(names_in(node))
-                if len(used) == 1:
-                    subjects |= used & candidates.keys()
-    innermost = [name for name in names_in(tree) if name in candidates][-1:]
-    return subjects or set(innermost)
 
 
 def run_calls(link: Link, tests: dict) -> bool:
@@ -362,7 +364,6 @@ def same(value: object, expected: object) -> bool:
             and all(same(item, expected[str(key)]) for key, item in value.items())
         )
     if isinstance(expected, float) and isinstance(value, int | float):
-        if math.isnan(expected):
-            return value != value
-        return math.isclose(value, expected, rel_tol=1e-6, abs_tol=1e-6)
+        both_nan = value != value and expected != expected
+        return both_nan or math.isclose(value, expected, rel_tol=1e-6, abs_tol=1e-6)
     return bool(value == expected)

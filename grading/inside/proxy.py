@@ -1,45 +1,61 @@
-"""Tests on the outside, the candidate program on the inside, plain data between them.
+"""Across the wall: tests on the outside, the candidate on the inside, plain data between them.
 
-    serve(file, names, stdout)  inside: do what is asked with the candidate's functions and objects
-    Link(file).names(["f"])     outside: stand-ins for them, for the tests (`judge.py`)
+    serve(file, module, stdout)  inside: do what is asked with the objects of the program's module
+    Link(file).names(["f"])      outside: the candidate's names, for the tests (`judge.py`)
 
 The comparison must not share a process with what is compared: a candidate could lie in `__eq__`,
 patch a builtin, walk frames to the expected value, or end the process with a friendly exit status.
 So the inside gets only the arguments of a call, and what it sends back is read as plain data
-(`wire.py`). Any other value stays inside, and the tests get a `Handle` (`handles.py`) that asks for
-it. Nothing that the inside sends is run, unless a test runs it.
+(`wire.py`). Any other value stays inside, and the tests get a `Handle`. It can be called, shown,
+iterated over, indexed and asked for its length, its truth and its attributes. It equals no plain
+data, and what a function returned has no method that plain data has, too: it could answer what the
+test expects. An object that the tests *built*, by a name with a capital letter, has its methods:
+predicates such as `startswith`, and its own `__contains__`, once the tests have used it as no
+constant can be used. There is no arithmetic, order or hash of handles.
 
-As in any Python test, an argument that the candidate changes in place changes for the tests too,
-and the candidate's exceptions are raised in the tests, under their builtin names or as stand-ins of
-classes of its own. Where the tests redirect standard output, they get what the candidate prints.
-Threads of the tests take turns.
+As in any Python test, an argument that the candidate changes in place changes for the tests too.
+The candidate's exceptions are raised in the tests with their text, attributes and cause. Their
+classes are builtin ones, or stand-ins by the same names. Where the tests redirect standard output,
+they get what the candidate prints. Threads of the tests take turns.
 
 All checks must run and hold: an exception that a loop, asyncio or unittest takes for an end without
 an error arrives as RuntimeError.
 
-Left out: functions and objects of the tests as arguments, and subclassing the candidate's classes
-in a test, except for exceptions. A test that needs these cannot be run: `infra_error`. Also,
-nothing of the candidate's can be awaited; changing a list that is an attribute changes a copy;
-`__exit__` gets no exception.
+Left out: the tests' own objects as arguments, and subclasses of the candidate's classes but for
+exceptions; these are `Unsupported`. What is one object in Python is two here.
 
 Standard library only, because this runs in a new process for each response (`sandbox.py`).
 """
 
 import _thread  # `threading` takes longer to import
 import builtins
-import enum
-import importlib
+import contextlib
 import io
 import operator
 import os
 import sys
-from collections.abc import Collection, ItemsView, KeysView, ValuesView
+import types
+from collections.abc import Callable, Collection
+from typing import NoReturn
 
-from handles import NUMBERS, OPERATIONS, ORIGINS, SPECIAL, Handle, Unsupported, class_with
-from wire import EXACT, MUTABLE, TYPES, UNLIMITED, Value, decode, encode, overwrite, receive, send
+from wire import (
+    EXACT,
+    MAX_MESSAGE,
+    TYPES,
+    TooLong,
+    Value,
+    decode,
+    encode,
+    is_mutable,
+    overwrite,
+    receive,
+    send,
+)
 
-# What the tests may hand over by its name.
-BUILTINS = vars(builtins) | TYPES
+# Attributes of plain data, and those of plain data that cannot change.
+OF_PLAIN_DATA = {"equals"}.union(*map(dir, EXACT))  # pandas has `equals`
+CONSTANTS = (str, bytes, int, float, complex, tuple, frozenset, range, types.MappingProxyType)
+OF_CONSTANTS = set().union(*map(dir, CONSTANTS))
 # asyncio and loops take these for an end, not for an error.
 QUIET = ("GeneratorExit", "CancelledError", "StopAsyncIteration")
 
@@ -48,351 +64,280 @@ class Died(BaseException):
     """The candidate's process ended, or sent no valid message, while the tests waited for it."""
 
 
+class Unsupported(KeyboardInterrupt):
+    """The tests hand over something that cannot cross.
+
+    No `except Exception` of a test may hide it. It extends KeyboardInterrupt because, of the other
+    exceptions, unittest and asyncio let this one pass.
+    """
+
+
 # ---- the inside ----------------------------------------------------------------------------------
 
 
-class Printed(io.TextIOWrapper):
-    """The standard output of a program under tests."""
+class Inside:
+    """The objects that stay here, by numbers that the outside knows; 0 is the program's module."""
 
-    def __init__(self) -> None:
-        self.printed = io.BytesIO()
-        super().__init__(self.printed, encoding="utf-8", errors="replace")
+    def __init__(self, module: object) -> None:
+        self.objects = [module]
+        self.numbers: dict[int, int] = {}  # by id, which an object keeps while `objects` holds it
 
-    def fileno(self) -> int:
-        """The descriptor of the null device."""
-        return 1
+    def answer(self, operation: str, args: list, options: dict, keep: bool) -> list:
+        """The reply to a question: no error, a value, and what became of the arguments."""
+        # the builtin of that name, or the operator
+        function = getattr(builtins, operation, None) or getattr(operator, operation)
+        result = function(*args, **options)
+        # an object of the class that was called stays here, even if it extends a builtin one
+        keep = keep and type(result) not in EXACT and not isinstance(result, BaseException)
+        if keep and isinstance(args[0], type) and isinstance(result, args[0]):
+            value = self.number(result)
+        else:
+            value = encode(result, self.describe)
+        given = [*args, *options.values()]
+        return [False, value, [encode(v, self.describe) if is_mutable(v) else 0 for v in given]]
 
-    def take(self) -> str:
-        """What was printed since the last time."""
-        try:
-            self.flush()
-            text = self.printed.getvalue().decode("utf-8", "replace")
-            self.printed.truncate(self.printed.seek(0))
-        except ValueError:  # the program has closed it
-            return ""
-        return text
+    def number(self, value: object) -> dict:
+        """The description of an object: its number and its special methods."""
+        number = self.numbers.setdefault(id(value), len(self.objects))
+        if number == len(self.objects):
+            self.objects.append(value)
+        names = set().union(*map(vars, type(value).__mro__))
+        return {"object": [number, list(SPECIAL.keys() & names)]}
+
+    def describe(self, value: Value) -> dict:
+        """The description of what is no plain data."""
+        if isinstance(value, type) and TYPES.get(value.__name__) is value:
+            return {"builtin": value.__name__}
+        kind = value if isinstance(value, type) else type(value)
+        if not issubclass(kind, BaseException):
+            return self.number(value)
+        lineage = [[base.__module__, base.__qualname__] for base in kind.__mro__]
+        if isinstance(value, type):
+            return {"class": lineage}
+        own = {name: getattr(value, name, None) for name in dir(value) if name[0] != "_"}
+        own = {name: item for name, item in own.items() if not callable(item)}
+        return {"error": encode([lineage, own, value.__cause__, str(value)], self.describe)}
+
+    def resolve(self, description: dict) -> Value:
+        """The value that the outside describes."""
+        ((kind, content),) = description.items()
+        if kind == "builtin":
+            return TYPES.get(content) or getattr(builtins, content)
+        return self.objects[content]
 
 
-def serve(file: io.BufferedRWPair, names: dict, stdout: Printed) -> None:
-    """Do what the tests ask with the candidate's `names` until they hang up."""
-    objects = Objects()
+def serve(file: io.BufferedRWPair, module: object, stdout: io.TextIOWrapper) -> None:
+    """Do what the tests ask with the objects of the candidate's module until they hang up."""
+    inside = Inside(module)
     while True:
         try:
-            operation, given, keep = receive(file, UNLIMITED)
+            question = receive(file)
         except EOFError:
             return
         try:
-            args, options = decode(given, objects.resolve)
-            printed = stdout.take()
-            after: list = []
-            if operation == "printed":
-                value: object = printed
-            elif operation == "names":
-                found = {name: names[name] for name in args if name in names}
-                value = encode(found, objects.describe)
-            elif operation == "plain":
-                value = plain(*args)
-            else:
-                result = OPERATIONS[operation](*args, **options)
-                keep = keep and (operation != "call" or is_instance(result, args[0]))
-                value = objects.handle(result) if keep else encode(result, objects.describe)
-                if operation == "call":  # the call may have changed its arguments
-                    after = [
-                        encode(v, objects.describe)
-                        if isinstance(v, MUTABLE) or hasattr(v, "tolist")
-                        else None
-                        for v in [*args, *options.values()]
-                    ]
-            send(file, {"value": value, "after": after})
+            reply = inside.answer(*decode(question, inside.resolve))
         # the tests get the candidate's exception, or that a result cannot cross
         except BaseException as error:
-            send(file, {"raise": objects.describe(error)})
-
-
-def is_instance(result: object, function: object) -> bool:
-    """Whether a call of `function` made an instance of it that stays inside, and no plain data."""
-    crosses = type(result) in EXACT or isinstance(result, BaseException)
-    return isinstance(function, type) and not crosses and isinstance(result, function)
-
-
-def plain(value: object) -> object:
-    """The builtin value under an object whose class extends a builtin one; otherwise None.
-
-    The outside compares with it.
-    """
-    for kind in (int, float, str) if isinstance(value, enum.Enum) else ():
-        if isinstance(value, kind):
-            return encode(getattr(kind, f"__{kind.__name__}__")(value), lambda _: None)
-    return encode(tuple(value) if isinstance(value, tuple) else value, lambda _: None)
-
-
-def is_python(module: str) -> bool:
-    """Whether a module belongs to the standard library."""
-    return module.partition(".")[0] in sys.stdlib_module_names
-
-
-class Objects:
-    """The objects that stay inside, by numbers that the outside knows."""
-
-    def __init__(self) -> None:
-        self.all: list = []
-        self.numbers: dict[int, int] = {}  # by id, which stays an object's own while `all` holds it
-
-    def number(self, value: object) -> int:
-        """An object's number."""
-        number = self.numbers.setdefault(id(value), len(self.all))
-        if number == len(self.all):
-            self.all.append(value)
-        return number
-
-    def handle(self, value: object) -> dict:
-        """The description of an object by its number and its special methods."""
-        names = set().union(*map(vars, type(value).__mro__))
-        return {"handle": [self.number(value), list(SPECIAL.keys() & names)]}
-
-    def describe(self, value: object) -> dict:
-        """As `handle`, except for values of which the outside has or makes its own."""
-        if isinstance(value, type) and TYPES.get(value.__name__) is value:
-            return {"builtin": value.__name__}
-        if isinstance(value, type) and issubclass(value, BaseException):
-            return {"exception": self.lineage(value)}
-        if isinstance(value, BaseException):
-            for error in (value, value.__context__):
-                if error is not None:
-                    error.__traceback__ = None  # `all` would keep what its frames hold
-            number = None if is_python(type(value).__module__) else self.number(value)
-            args = encode(list(value.args), self.part)
-            return {"error": [number, self.lineage(type(value)), args]}
-        return self.handle(value)
-
-    def part(self, value: object) -> dict:
-        """The description of what is in an exception, perhaps itself."""
-        return self.handle(value) if isinstance(value, BaseException) else self.describe(value)
-
-    def lineage(self, kind: type) -> list[list]:
-        """The classes from which this one descends, itself first.
-
-        Each is [module, name, number].
-        """
-        return [[base.__module__, base.__qualname__, self.number(base)] for base in kind.__mro__]
-
-    def resolve(self, description: dict) -> Value:
-        """The object that the outside describes."""
-        ((kind, content),) = description.items()
-        if kind == "builtin":
-            return BUILTINS[content]
-        if kind == "exception":
-            return getattr(importlib.import_module(content[0]), content[1])
-        if kind == "error":
-            return self.resolve({"exception": content})(*decode(content[2], self.resolve))
-        if kind == "array":
-            return importlib.import_module("numpy").array(
-                decode(content[1], self.resolve), content[0]
-            )
-        return self.all[content]
+            error.__traceback__ = None
+            reply = [True, inside.describe(error), []]
+        printed = ""
+        with contextlib.suppress(ValueError):  # the candidate has closed it
+            stdout.seek(0)
+            printed = stdout.read()
+            stdout.truncate(stdout.seek(0))
+        send(file, [*reply, printed])
 
 
 # ---- the outside ---------------------------------------------------------------------------------
 
 
 class Link:
-    """The outside's end of a connection, which is a file to read and write."""
+    """The outside's end of a connection, which is a file to read and write.
+
+    `dead`: why the candidate answers no more, "crashed" or "output".
+    """
 
     def __init__(self, file: io.BufferedRWPair) -> None:
         self.file = file
-        self.dead = False
+        self.dead = ""
+        self.built = False  # whether the tests build what they ask for
         self.lock = _thread.RLock()
         self.handles: dict[int, Handle] = {}
-        self.errors: dict[int | None, BaseException] = {}
-        self.exceptions: dict[int, type] = {}  # classes
-        # numbers that handles have become since the last question of another kind
-        self.numbers: dict[tuple, object] = {}
-        self.constants: dict[tuple, object] = {}  # plain values of handles that cannot change
+        self.exceptions: dict[str, type] = {}  # stand-ins for classes
 
     def names(self, wanted: Collection[str]) -> dict:
-        """The wanted names that the candidate has, with their values, in the order wanted.
+        """The wanted names that the candidate has, with their values.
 
         No other name is among them, whatever the inside sends.
         """
-        reply = self.ask("names", *wanted, origin="name")
-        names = {name: reply[name] for name in wanted if name in reply}
-        for name, value in names.items():
-            if isinstance(value, Handle) and name[0].isupper():
-                object.__setattr__(value, "_origin", "class")
+        names = {}
+        module = self.resolve({"object": [0, []]})
+        for name in wanted:
+            with contextlib.suppress(AttributeError):
+                names[name] = self.ask("getattr", module, name, keep=name[0].isupper())
         return names
 
     def ask(
-        self,
-        operation: str,
-        *args: object,
-        origin: str = "result",
-        keep: bool = False,
-        options: dict | None = None,
+        self, operation: str, *args: object, keep: bool = False, options: dict | None = None
     ) -> Value:
-        """The result of an operation inside, with this origin for its handles.
+        """The result of an operation inside.
 
-        `options`: keyword arguments of a call. `keep`: a handle in any case; of a call,
-        only for an instance of the class that is called. Raises Died, the candidate's exception, or
-        Unsupported for arguments that cannot cross.
+        `options`: keyword arguments of a call. `keep`: it builds an object. Raises Died, the
+        candidate's exception, or Unsupported for arguments that cannot cross.
         """
+        options = options or {}
         with self.lock:
+            if self.dead:
+                raise Died
+            self.built = keep
+            question = encode([operation, list(args), options, keep], self.describe)
             try:
-                return self._ask(operation, args, options or {}, origin, keep)
-            finally:
-                # the tests may have redirected standard output
-                if sys.stdout is not sys.__stdout__ and not self.dead:
-                    sys.stdout.write(str(self._ask("printed", (), {}, origin, keep=False)))
-
-    def _ask(self, operation: str, args: tuple, options: dict, origin: str, keep: bool) -> object:
-        if self.dead:
-            raise Died
-        if operation not in (*NUMBERS, "plain", "printed"):
-            self.numbers.clear()
-        try:
-            given = encode([list(args), options], _describe)
-        except Unsupported as error:
-            if isinstance(args[0], Handle) and args[0]._origin == "result":
-                # an object in place of a list or text: not the tests' fault
-                raise TypeError(str(error)) from None
-            raise
-        try:
-            # unlimited, as it may hold what came from inside
-            send(self.file, [operation, given, keep], UNLIMITED)
-            reply = receive(self.file)
-            raised = decode(reply["raise"], self.resolve) if "raise" in reply else None
-            if raised is None:
-                value = decode(
-                    reply["value"], lambda description: self.resolve(description, origin)
-                )
-                after = [decode(data, self.resolve) for data in reply.get("after", [])]
-                if keep and operation != "call" and not isinstance(value, Handle):
+                send(self.file, question)
+                reply = receive(self.file, MAX_MESSAGE)
+                failed, value, after, printed = decode(reply, self.resolve)
+                if failed and not isinstance(value, BaseException):
                     raise TypeError
-            elif isinstance(raised, StopIteration) and operation != "next":
-                raised = RuntimeError("StopIteration")
-            if not isinstance(raised, BaseException | None):
-                raise TypeError
-        except Exception:  # it has ended, or the message is forged
-            self.dead = True
-            raise Died from None
-        if isinstance(raised, FileNotFoundError) and os.listdir():
+                for old, new in zip([*args, *options.values()], after, strict=False):
+                    overwrite(old, new)
+            except Exception as error:  # it has ended, or the message is forged
+                self.dead = "output" if isinstance(error, TooLong) else "crashed"
+                raise Died from None
+            if sys.stdout is not sys.__stdout__:  # the tests have redirected standard output
+                sys.stdout.write(str(printed))
+        if not failed:
+            return value
+        if isinstance(value, FileNotFoundError) and any(name[0] != "." for name in os.listdir()):
             raise Unsupported("the tests write files")
-        if raised is not None:
-            raise raised
-        for old, new in zip([*args, *options.values()], after, strict=False):
-            overwrite(old, new)
-        return value
+        if isinstance(value, StopIteration) and operation != "next":
+            raise RuntimeError("StopIteration")
+        raise value
 
-    def error(self, number: int | None, classes: list, args: list) -> BaseException:
-        """The candidate's exception, with its arguments.
+    def describe(self, value: object) -> dict:
+        """The description of what is no plain data: a handle, or what the inside has by its name.
 
-        It is of the same builtin class, or of a stand-in.
+        Raises Unsupported for an object of the tests'.
         """
-        kind = self.exception_class(classes)
-        error = self.errors.get(number)
-        if not isinstance(error, kind):
-            try:
-                error = type.__call__(kind, *args)
-            except TypeError:  # a class that wants more than it keeps in `args`
-                error = kind.__new__(kind)
-        vars(error)["candidate"] = True
-        if number is not None:
-            self.errors[number] = error
-            vars(error)["_number"] = operator.index(number)
+        if isinstance(value, Handle):
+            return {"object": value._number}
+        if isinstance(value, type) and issubclass(value, Handle):
+            raise TypeError("the type of an object that stays inside")
+        name = getattr(value, "__name__", "")
+        if value is TYPES.get(name) or value is getattr(builtins, name, None):
+            return {"builtin": name}
+        raise Unsupported(f"the tests pass a {type(value).__name__}, which is no plain data")
+
+    def resolve(self, description: dict) -> Value:
+        """The value that the inside describes."""
+        ((kind, content),) = description.items()
+        if kind == "builtin":
+            return TYPES[content]
+        if kind == "class":
+            return self.exception_class(content)
+        if kind == "object":
+            number, names = content
+            own = {name: SPECIAL[name] for name in [*names, "__getitem__"]}  # of generic classes
+            own |= {"_link": self, "_number": int(number), "_built": self.built}
+            return self.handles.setdefault(number, type("Handle", (Handle,), own)())
+        lineage, own, cause, text = decode(content, self.resolve)
+        error_class = self.exception_class(lineage)
+        error = error_class.__new__(error_class, *own["args"])
+        for name, item in own.items():
+            with contextlib.suppress(AttributeError, TypeError):
+                setattr(error, name, item)
+        error.__cause__ = cause
+        vars(error).update(candidate=True, text_inside=text)
         return error
 
-    def exception_class(self, classes: list) -> type[BaseException]:
+    def exception_class(self, lineage: list) -> type[BaseException]:
         """The exception class of this lineage: Python's own, or a stand-in.
 
         A stand-in extends the class of the rest of the lineage.
         """
-        module, name, number = classes[0]
-        if is_python(module):
+        module, name = lineage[0]
+        if module.partition(".")[0] in sys.stdlib_module_names:
+            kind = getattr(sys.modules.get(module), name, None)
             if module.startswith("unittest") or name in QUIET:
                 return RuntimeError
-            kind = getattr(sys.modules.get(module), name, None)
             if isinstance(kind, type) and issubclass(kind, BaseException):
                 return kind
-        if number not in self.exceptions:
-
-            def text(error: BaseException) -> str:  # the tests' own class below it has no number
-                return (
-                    self.ask("str", error)
-                    if "_number" in vars(error)
-                    else BaseException.__str__(error)
-                )
-
-            def attribute(error: BaseException, name: str) -> object:
-                if name.startswith("__") or "_number" not in vars(error):
-                    raise AttributeError(name)
-                return self.ask("getattr", error, name)
-
-            own = {
-                "__str__": text,
-                "__getattr__": attribute,
-                "_link": self,
-                "_number": operator.index(number),
-            }
-            self.exceptions[number] = ExceptionClass(
-                name, (self.exception_class(classes[1:]),), own
-            )
-        return self.exceptions[number]
-
-    def resolve(self, description: dict, origin: str = "result") -> Value:
-        """The value that the inside describes.
-
-        It is a handle, or the outside's own object where it can have one.
-        """
-        ((kind, content),) = description.items()
-        if kind == "builtin":
-            return TYPES[content]
-        if kind == "exception":
-            return self.exception_class(content)
-        if kind == "array":  # a list, for tests that do not use numpy
-            values = decode(content[1], self.resolve)
-            # 1e9 is inf, and 3.14159 is 3.14, for half floats
-            dtype = content[0].replace("f2", "f8")
-            return sys.modules["numpy"].array(values, dtype) if "numpy" in sys.modules else values
-        if kind == "error":
-            number, classes, args = content
-            return self.error(number, classes, decode(args, self.resolve))
-        number = operator.index(content[0])
-        handle = class_with(frozenset(content[1]))(self, number, origin)
-        handle = self.handles.setdefault(number, handle)
-        # once a function has returned it, it is a result
-        object.__setattr__(handle, "_origin", max(origin, handle._origin, key=ORIGINS.index))
-        return handle
+        if name not in self.exceptions:
+            base = self.exception_class(lineage[1:])
+            text = {"__str__": lambda error: vars(error).get("text_inside") or base.__str__(error)}
+            self.exceptions[name] = type(name, (base,), text)
+        return self.exceptions[name]
 
 
-class ExceptionClass(type):
-    """The class of stand-ins for the candidate's exception classes.
+class Handle:
+    """Stands for an object that stays inside.
 
-    A call makes the instance inside.
+    `_built`: the tests built it, or its name has a capital letter; `_used`: they have used it as no
+    constant can be used, too.
     """
 
-    stand_in = True
+    _link: Link
+    _number: int
+    _built: bool
+    _used = False
+    __iter__: Callable
 
-    def __call__(cls, /, *args: object, **options: object) -> object:
-        if "_number" in vars(cls):
-            return vars(cls)["_link"].ask("call", cls, *args, options=options)
-        return super().__call__(*args, **options)  # the tests' own class below it
+    def __getattr__(self, name: str) -> object:
+        if name == "__signature__":
+            raise Unsupported("the tests ask for signatures")
+        # numpy would read memory where an `__array_interface__` says
+        if name.startswith("__array"):
+            raise AttributeError(name)
+        value = self._link.ask("getattr", self, name)
+        hidden = name in OF_PLAIN_DATA
+        if self._built:
+            hidden = name.startswith("is") or name.endswith("with")
+            type(self)._used |= name not in OF_CONSTANTS
+        if hidden and isinstance(value, Handle) and not self._used:
+            raise AttributeError(name)
+        return value
+
+    def __array__(self, *args: object) -> NoReturn:  # it could change while numpy reads it
+        raise TypeError("an object that stays inside is no array")
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, Handle) and self._link.ask("isinstance", instance, self) is True
+
+    def __subclasscheck__(self, other: object) -> bool:
+        return isinstance(other, Handle) and self._link.ask("issubclass", other, self) is True
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Handle) and self._link.ask("eq", self, other) is True
 
 
-def _describe(value: object) -> dict:
-    """How the outside describes an object to the inside."""
-    if isinstance(value, Handle):
-        return {"handle": value._number}
-    if isinstance(value, KeysView | ValuesView | ItemsView):
-        return encode(list(value), _describe)
-    name = getattr(value, "__name__", "")
-    if BUILTINS.get(name) is value:
-        return {"builtin": name}
-    own = getattr(value, "__dict__", {})
-    if "_number" in own and hasattr(type(value), "stand_in"):
-        return {"handle": own["_number"]}
-    kind = value if isinstance(value, type) else type(value)
-    if issubclass(kind, BaseException) and is_python(kind.__module__):
-        path = [kind.__module__, kind.__qualname__]
-        if isinstance(value, BaseException):
-            return {"error": [*path, encode(list(value.args), _describe)]}
-        return {"exception": path}
-    raise Unsupported(f"the tests pass a {type(value).__name__}, which is no plain data")
+del Handle.__annotations__  # a handle has those of its object
+
+
+def _passed_on(name: str) -> Callable:
+    def method(self: Handle, *args: object) -> object:
+        if name.startswith(("set", "del")):
+            type(self)._used = self._built
+        return self._link.ask(name, self, *args)
+
+    return method
+
+
+def _call(self: Handle, /, *args: object, **options: object) -> object:
+    return self._link.ask("call", self, *args, keep=self._built, options=options)
+
+
+def _contains(self: Handle, item: object) -> bool:
+    if self._used:
+        return self._link.ask("contains", self, item) is True
+    return any(item == mine for mine in self)
+
+
+# The special methods of handles; each has those of its object.
+SPECIAL: dict[str, object] = {
+    f"__{name}__": _passed_on(name)
+    for name in "len iter next bool str repr getitem setitem delitem setattr delattr".split()
+}
+SPECIAL |= {
+    "__call__": _call,
+    "__contains__": _contains,
+    "__enter__": lambda self: self.__getattr__("__enter__")(),
+    "__exit__": lambda self, *error: self.__getattr__("__exit__")(None, None, None),
+}

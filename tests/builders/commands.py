@@ -25,8 +25,11 @@ def interrupt(*parts, **options):
 
 
 def words_of(*parts) -> list[str]:
-    """A command line of texts, each of which may be several words, and of paths and numbers."""
-    return " ".join(map(str, parts)).split()
+    """A command line of lists of words, texts of several words, paths and numbers."""
+    words = []
+    for part in parts:
+        words += words_of(*part) if isinstance(part, list | tuple) else str(part).split()
+    return words
 
 
 def raising(error: Exception) -> Mock:

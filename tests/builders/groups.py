@@ -11,8 +11,6 @@ from fast.distances import token_distances
 from shear import Weighed, mean_norm, shear_weights, two_sides
 from sinkhorn import sinkhorn
 
-SPANS = dict(window=6, stride=3)
-
 
 def random_group(seed: int = 0, lengths=(17, 12, 4, 20, 9), dim: int = 5, shared: int = 0):
     """Hidden states (G, T, d), mask (G, T) and correct (G,) of a group.
@@ -42,7 +40,6 @@ def weights(hidden, mask, correct, **options):
     return weigh(hidden, mask, correct, **options).omega
 
 
-LIMITS = dict(max_iters=100, tol=1e-3)
 RACES = (
     "text clustered identical shared-prefix one-point tiny huge outliers ragged nearly-tied".split()
 )
@@ -99,9 +96,8 @@ def race_problem(name, seed=0, window=8, stride=4):
     eps = 0.05 * mean_norm(hidden[mask])
 
     def solve(reading, blocks, a, b):
-        return getattr(sinkhorn(blocks, a, b, eps=eps, **LIMITS), reading).float()
+        return getattr(sinkhorn(blocks, a, b, eps=eps, max_iters=100, tol=1e-3), reading).float()
 
-    given = costs, right.spans, wrong.spans
-    values = every_pair(*given, partial(solve, "value"))
-    iterations = every_pair(*given, partial(solve, "iterations"))
+    values = every_pair(costs, right.spans, wrong.spans, partial(solve, "value"))
+    iterations = every_pair(costs, right.spans, wrong.spans, partial(solve, "iterations"))
     return (costs, right, wrong, eps), values.clamp_min(0.0), iterations.long()

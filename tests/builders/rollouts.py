@@ -82,10 +82,10 @@ def unlike_rollouts() -> Rollouts:
 
     What stands in the padding must not matter.
     """
-    prompts = random_prompts([3, 9, 1, 12, 5, 2, 7, 4])
+    prompt_ids, prompt_mask = random_prompts([3, 9, 1, 12, 5, 2, 7, 4])
     mask = torch.arange(33) < torch.tensor([17, 1, 30, 8, 23, 2, 11, 0])[:, None]
     ids = torch.randint(0, 40, mask.shape)
-    return Rollouts(*prompts, ids, mask, torch.zeros(8).bool(), [""] * 8)
+    return Rollouts(prompt_ids, prompt_mask, ids, mask, torch.zeros(8).bool(), [""] * 8)
 
 
 def gradients(policy: Policy, rollouts: Rollouts, pulls: torch.Tensor, at_once: int) -> tuple:
@@ -108,4 +108,6 @@ def gradients(policy: Policy, rollouts: Rollouts, pulls: torch.Tensor, at_once: 
 def sample_rollouts(tiny, group_size=4) -> Rollouts:
     """Rollouts of the untrained model, which stops at random; of two prompts one is padded."""
     prompts = ["a=3-6;b=3+a;b?\n", "a=1*7;a?\n"]
-    return rollout(*tiny, prompts, group_size, max_tokens=24, temperature=1.0, batch_size=3)
+    return rollout(
+        tiny[0], tiny[1], prompts, group_size, max_tokens=24, temperature=1.0, batch_size=3
+    )

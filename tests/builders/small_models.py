@@ -9,6 +9,7 @@ from transformers import (
     GPT2LMHeadModel,
     MixtralConfig,
     MixtralForCausalLM,
+    PreTrainedConfig,
     Qwen2Tokenizer,
 )
 
@@ -28,6 +29,11 @@ SMALL = dict(
 )
 
 
+def small_config(kind: type[PreTrainedConfig], **settings) -> PreTrainedConfig:
+    """A configuration of this kind, of two narrow layers."""
+    return kind(**SMALL | settings)
+
+
 def byte_tokenizer(
     *special: str, more=(), merges=(), eos_token="<|endoftext|>", extra_special_tokens=()
 ):
@@ -36,34 +42,49 @@ def byte_tokenizer(
     These are <|endoftext|>, the `special` tokens, and `more` that `merges` make.
     """
     symbols = ["<|endoftext|>", *special, *sorted(ByteLevel.alphabet()), *more]
-    tokens = dict(
+    return Qwen2Tokenizer(
+        vocab={symbol: i for i, symbol in enumerate(symbols)},
+        merges=list(merges),
         eos_token=eos_token,
         pad_token="<|endoftext|>",
         extra_special_tokens=list(extra_special_tokens),
-    )
-    return Qwen2Tokenizer(
-        vocab={symbol: i for i, symbol in enumerate(symbols)}, merges=list(merges), **tokens
     )
 
 
 def turns_tokenizer(*special: str, template: str | None = CHAT_TEMPLATE):
     """`byte_tokenizer` with the turns of Qwen's chat models, and further special tokens."""
-    turns = dict(eos_token="<|im_end|>", extra_special_tokens=["<|im_start|>", *special])
-    tokenizer = byte_tokenizer("<|im_start|>", "<|im_end|>", **turns)
+    tokenizer = byte_tokenizer(
+        "<|im_start|>",
+        "<|im_end|>",
+        eos_token="<|im_end|>",
+        extra_special_tokens=["<|im_start|>", *special],
+    )
     tokenizer.chat_template = template
     return tokenizer
 
 
 def small_gpt2():
     """A model whose positions are absolute."""
-    ids = dict(vocab_size=29, bos_token_id=1, eos_token_id=1)
-    return GPT2LMHeadModel(GPT2Config(n_positions=64, n_embd=32, n_layer=2, n_head=4, **ids)).eval()
+    return GPT2LMHeadModel(
+        GPT2Config(
+            n_positions=64,
+            n_embd=32,
+            n_layer=2,
+            n_head=4,
+            vocab_size=29,
+            bos_token_id=1,
+            eos_token_id=1,
+        )
+    ).eval()
 
 
 def small_mixtral():
     """A model with experts, for the embedded task's vocabulary."""
-    ids = dict(vocab_size=29, bos_token_id=None, eos_token_id=None)
-    return MixtralForCausalLM(MixtralConfig(num_local_experts=4, **SMALL, **ids)).eval()
+    return MixtralForCausalLM(
+        small_config(
+            MixtralConfig, num_local_experts=4, vocab_size=29, bos_token_id=None, eos_token_id=None
+        )
+    ).eval()
 
 
 def save_model(folder, model, tokenizer=None) -> str:
