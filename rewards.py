@@ -3,6 +3,7 @@
     grade_math(solution, gold)              -> Verdict(reward, reason)
     grade_code(response, tests)             -> Verdict(reward, reason)
     grade_all(grade, responses, references) -> one Verdict for each response, in order
+    python -m rewards FILE                  how the answers of a file (JSON lines) are read
 
 **Math.** The answer is the last `\\boxed{...}` of the solution. If that box is missing or never
 closed, there is no answer: an earlier box does not count, since a model could hedge with it. Equal
@@ -29,14 +30,16 @@ expected 007 or 1e5 may be no number, and is compared as text.
 The reward is None only if grading itself failed: no process could be started, the sandbox broke, or
 the tests cannot be run or need what the sandbox cannot show. That rollout leaves its group. A
 failure of the response has reward 0. The task decides whether a response was cut at the length
-limit (`Task.verdicts`).
+limit, or is copied from the problem (`Task.verdicts`).
 
 Left out: problems with several alternative answers, checkers for problems with many right outputs,
 partial credit.
 """
 
+import argparse
 import builtins
 import contextlib
+import json
 import math
 import os
 import re
@@ -52,11 +55,12 @@ import numpy as np
 from tqdm import tqdm
 
 from grading import sandbox
+from grading.readings import forms_of, is_copied, reading_of
 from grading.sandbox import SandboxError
 from grading.workers import in_worker
 
 REASONS = (
-    "correct wrong no_answer parse_error timeout memory output crashed truncated infra_error"
+    "correct wrong no_answer parse_error copied timeout memory output crashed truncated infra_error"
 ).split()
 NUMBER = re.compile(r"(?=[-+]?\.?[0-9])([-+]?)([0-9]*)(?:\.([0-9]*))?")
 DECIMAL = re.compile(  # within the range of floats
@@ -173,6 +177,16 @@ def grade_math(solution: str, gold: str, timeout_s: float = 5.0) -> Verdict:
         return verdict(in_worker(answer, gold, timeout_s))
     except OSError as error:
         return infra_error(error)
+
+
+def without_copies(graded: Verdict, response: str, gold: str, problem: str) -> Verdict:
+    r"""The verdict, or "copied" for a right answer that only repeats a calculation of the problem.
+
+    \boxed{4 + 5} for "What is 4 + 5?" is right only if the gold answer is written so.
+    """
+    if graded.reason == "correct" and is_copied(last_box(response) or "", gold, problem):
+        return verdict("copied")
+    return graded
 
 
 def without_dollars(text: str) -> str:
@@ -428,3 +442,30 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
         else:
             lines.append(line)
     return blocks
+
+
+# ---- the answers of a file -----------------------------------------------------------------------
+
+
+def main() -> None:
+    """Print how a file's answers are read, and which of their other forms are not right."""
+    parser = argparse.ArgumentParser(prog="python -m rewards", description=main.__doc__)
+    parser.add_argument("file", help='JSON lines with "answer"')
+    path = parser.parse_args().file
+    try:
+        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
+        golds = [str(json.loads(line)["answer"]) for line in lines if line.strip()]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        parser.error(f'{path}: {error!r}; give JSON lines, each with "answer"')
+    for row, gold in enumerate(golds, 1):
+        if reading_of(gold):
+            print(f"row {row}: {gold!r} is {reading_of(gold)}")
+        for form in forms_of(gold):
+            graded = grade_math(rf"\boxed{{{form}}}", gold)
+            if graded.reason != "correct":
+                print(f"row {row}: {form!r} is {graded.reason} for {gold!r}")
+    print(f"{len(golds)} answers")
+
+
+if __name__ == "__main__":
+    main()

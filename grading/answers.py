@@ -1,12 +1,15 @@
-"""Are two math answers the same? LaTeX in, a reason out, on math-verify and its parser.
+r"""Are two math answers the same? LaTeX in, a reason out, on math-verify and its parser.
 
     compare(answer, gold) -> "correct", "wrong" or "parse_error"
 
-Both texts go through the same rewritings (`SPELLINGS`) and through latex2sympy, math-verify's own
-parser. Then math-verify's `verify` decides, except for what it accepts too easily (`_same`).
+Both texts are brought into one spelling (`grading/spelling.py`). What is no single expression is
+compared here: words, options, named values, quantities. Expressions go through latex2sympy,
+math-verify's own parser, and math-verify's `verify` decides, except for what it accepts too easily
+(`_same`).
 
-  - Units do not count: 5 cm is right for 5, for 5 m and for 5 cm^2. A percent sign may be missing
-    on one side.
+  - A unit may be missing on either side, and so may its power: 5 cm is right for 5 and for 5 cm^2.
+    Two different units that are known (`SYMBOL`) are wrong: 5 cm for 5 m. A percent sign may be
+    missing on one side.
   - Words are compared as words, without capitals, spaces and full stops. So are texts with a colon
     on both sides: half past four is not the ratio 4:30.
   - Decimals are equal if they agree to 12 places. No other number is equal to a rounded one.
@@ -24,11 +27,29 @@ from functools import lru_cache
 
 from latex2sympy2_extended import NormalizationConfig, latex2sympy
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig
+from latex2sympy2_extended.logic import And
 from latex2sympy2_extended.sets import FiniteSet
 from math_verify import verify
-from sympy import Basic, Eq, Expr, Float, I, MatrixBase, Symbol, Union, simplify, solve
+from sympy import (
+    Basic,
+    Eq,
+    Expr,
+    Float,
+    I,
+    Intersection,
+    MatrixBase,
+    S,
+    Symbol,
+    Union,
+    real_root,
+    simplify,
+    solve,
+)
 from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef
+from sympy.core.relational import Relational
+
+from grading.spelling import HEDGE, SYMBOL, TUPLE, UNIT, UNIT_NAMES, respell
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that there is no time limit
 
@@ -38,124 +59,41 @@ logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that the
 CLEANING = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
 MEANING = ConversionConfig(lowercase_symbols=False)  # otherwise R - r is 0
 
-UNICODE = str.maketrans(
-    {"−": "-", "–": "-", "×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "°": r"^\circ ",
-     "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "∪": r"\cup ", "…": r"\ldots ",
-     "≈": r"\approx ", "≡": r"\equiv ", "′": "'", "½": r"\frac12", "¼": r"\frac14",
-     "¾": r"\frac34", "⅓": r"\frac13", "⅔": r"\frac23"}
-) | str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")  # fmt: skip
-UPRIGHT = r"\\(?:text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf|tt)|boldsymbol|bm|[mh]box)\s*\{"
-# What a word after a number multiplies it by.
-FACTORS = {
-    "ten": "10^{1}", "hundred": "10^{2}", "thousand": "10^{3}", "million": "10^{6}",
-    "billion": "10^{9}", "trillion": "10^{12}", "dozen": "12", "half|halve": "2^{-1}",
-    "third": "3^{-1}", "fourth": "4^{-1}", "fifth": "5^{-1}", "sixth": "6^{-1}",
-    "seventh": "7^{-1}", "eighth": "8^{-1}", "ninth": "9^{-1}",
-}  # fmt: skip
-# Words that are no unit: a hedge, a number, an operation; a time of day.
-HEDGE = (
-    r"(?:perhaps|maybe|possibly|probably|either|plus|minus|times(?= *\w)|factorial|least|most|"
-    r"twice|thrice|doubled|tripled|halved|quadrillions?|lakhs?|crores?|(?:ten|hundred)-[a-z]+ths?|"
-    r"twelfths?|[a-z]+(?:teen|tie)ths?|"
-    r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty)(?!-))"
+# What `_equal` tells apart: a set or alternatives, words, the name of a ratio.
+SET = r"(?:(?:[a-zA-Z]\\in)?\\\{(?!.*[:|]).*\\\}|.*\sor\s.*)"
+WORDS = r"\\text|^[A-Za-z\s]{3,}$|^no$"
+PHRASE = r"(?:\\text\{[^{}]{3,}\}|[A-Za-z]+\s[A-Za-z\s]+)"
+RATIO_NAME = r"^[^=]*[A-Za-z][^=]*=(?!.*=)"
+SETS = r"\\\{[^{}]*\\\}"
+# Pairs that the parser would take for the same: a tuple and a set, {1},{2} and {1,2}, a or b and
+# a and b.
+UNLIKE = rf"{TUPLE};{SET}|{SET};{TUPLE}|{SETS},.*;{SETS}|{SETS};{SETS},.*|{PHRASE};{PHRASE}"
+PERCENT = r"((?:[0-9]+\s?)?\\(?:frac\{[^{}]+\}|sqrt)\{[^{}]+\}|\([^()]*\))\s?%"  # of a fraction
+# x = 3 among several
+NAMED = (
+    r"((?:\\[a-z]+\s?)?(?:[A-Za-z]{1,2}|\\text\{[^{}]*\})?(?:_\{[^{}]*\})?(?:\([^()=,]*\))?)"
+    r"=([^=<>,]*[^=<>,\s])(?:,\s?|\sand\s|$)"
 )
-NO_UNIT = rf"(?:and|or|not|but|[ap]\.?m|{HEDGE})"
-# Units, in upright type or as words after a number.
-UNIT_WORDS = (
-    rf"\\text\{{(?! *(?:squared|cubed|[eix-z]\b)|[^{{}}]*\b{NO_UNIT}\b)"
-    r"(?:[A-Za-z .,/-]|\\cdot |(?:(?<=[a-z]{2})|(?<=[ghlmsAJKNVW]))\^\s?\{?-?[0-9]\}?)+\}"
+# (C) 12, Option C: a score; another letter, but for the article, is a hedge
+OPTION = (
+    r"(?i:option\s?|choice\s?)?\(?([A-J])"
+    r"(?:\)?|[).:]\s?(?!.*\b(?:[B-J]|A(?!\s[a-z])|or|not|but)\b).+)"
 )
-UNIT = rf"(?:{UNIT_WORDS}|(?<=[0-9}}])(?: (?!{NO_UNIT}\b)(?:[ckm]m|kg|ft|[a-z]{{4,}})\b)+)"
-# What the parser would add or multiply, take for one number, or leave out:
-# 5 6, [5,5], 5 \text{perhaps six}, \not=5.
+# What the parser would add or multiply, take for one number, or leave out: 5 6, [5,5],
+# 5 \text{perhaps six}, \not=5; and two statements, of which it would take the last.
 NO_ANSWER = (
-    r"\\not(?![a-z])|^[0-9.]+( [0-9.]+)+$|^\[ ?([^,\[\]]+), ?\2 ?\]$|"
-    rf"[0-9}}] ?(?:\\text\{{ ?)?(?:squared|cubed)\b|(?<![\\A-Za-z]){HEDGE}\b"
+    r"\\not(?![a-z])|^[0-9.]+(?:\s[0-9.]+)+$|^\[([^,\[\]]+),\s?\1\]$|^(.+)\s(?:and|or)\s\2$|!!|"
+    r"^([a-z])=(?!.*\s(?:or|and)\s)[^,]*\3=|"
+    r"(?:^|=)[-0-9.]+\\approx|"
+    rf"[0-9}}]\s?(?:\\text\{{)?(?:squared|cubed)\b|(?<![\\A-Za-z]){HEDGE}\b|"
+    r"(?<!_\{[a-z])\\(?:to|implies|therefore|because|(?:[lL]ong)?[rR]ightarrow|iff)(?![a-z])|"
+    r"=[^,=]*(?:(?<!_\{)\\text|:|\|[^|=]*(?==)|/(?=[a-z]=))[^,]*=|"
+    r"\\text\{[^{}]*\b(?:not|false|wrong|incorrect|never)\b.*="
 )
-# (C) 12, with or without upright type
-CHOICE = rf"(?:{UPRIGHT})?\s*\(?(?:{UPRIGHT})?([A-J])\}}?\)(?!.*\b(?:[A-J]|or|not|but)\b).*"
-TUPLE = r"\([^()]*,[^()]*\)"
-SET = r"\\\{(?!.*(?:[:|]|\\mid)).*\\\}"
 # The i of 2i, or what has complex values: no real z is equal to it.
 COMPLEX = r"(?<![\\A-Za-z_])i(?![A-Za-z])|\\(?:imath|arg|Re|Im|mathbb\{C\})(?![a-z])"
 # Symbols with another meaning: `verify` takes a symbol called E for the number e.
 LETTERS = {"i": I, "E": Symbol("energy", real=True)}
-
-
-def _both_signs(match: re.Match) -> str:
-    """(0,\\pm2) as (0,+2),(0,-2).
-
-    Part of a group, or a text with two signs that may go together, stays as it is.
-    """
-    text = match[0]
-    parts = re.split(r"\\pm(?![a-z])", text)
-    if len(parts) != 2 or text.count("{") != text.count("}") or text.count("(") != text.count(")"):
-        return text
-    return "+".join(parts) + "," + "-".join(parts)
-
-
-SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
-    (UPRIGHT, r"\\text{"),  # one command for upright text
-    (r"(?<=[0-9])(?:,\\!|\{,\})\s*(?=[0-9]{3})", ""),  # thousands: 1,\!000 and 1{,}000
-    (r"(?:(?<!\\)\\(?:[,!;:> ]|q?quad\b)|~|\s)+", " "),  # every space is one space
-    (r"√ ?(\([^()]*\)|\{[^{}]*\}|[0-9.]+|[a-z])", r"\\sqrt{\1}"),
-    # the parser knows no \big, and none is needed
-    (r"\\(?:[bB]igg?[lrm]?|middle|(?:left|right)(?= ?(?:[()\[\]]|\\[{}lr])))(?![a-z]) ?", ""),
-    (r"\\lbrace(?![a-z]) ?", r"\\{"), (r"\\rbrace(?![a-z]) ?", r"\\}"),
-    (r"\\not ?=", r"\\neq "),
-    (r"\s?(?:\^(\{)?)?\\degree(?![a-z])(?(1)\})", r"^\\circ "),
-    (r"\\log ?_ ?(?:e|\{e\})(?![a-z])", r"\\ln "),
-    # unwraps \text{36 dollars}, \text{(C)}, \mathrm{e}, but not the unit of 5\text{m^2}
-    (rf"(?!(?:(?<=[0-9}}])|(?<=[0-9}}] )){UNIT_WORDS})"
-     r"\\text\{([^{}]*[0-9(][^{}]*|[ei])\}", r"\1"),
-    (r"^(?i:(?:\\text\{ ?)?the answer is):? ?\}? ?", ""),
-    (r"^\\\{ ?([a-z])(?: ?\\in ?\\mathbb ?\{?R\}?)? ?(?:\\(?:mid|vert|colon)(?![a-z])|[:|]) ?"
-     r"((?=.*\1)(?!.*=).*(?:[<>]|\\[lgn]eq?(?![a-z])).*)\\\}$", r"\2"),  # \{x\mid x>3\}
-    (r"^(?:[a-cx-z] ?=[^,=]+(?:,|\\text\{.?and.?\}|$) ?){2,}$",  # y=4, x=3
-     lambda m: ",".join(sorted(re.split(r",\s?|\\text\{.?and.?\}", m[0])))),
-    (r"^([a-z])\s?=[^,=]+(?:,\s?\1\s?=[^,=]+)+$", r"\\{\g<0>\\}"),  # x=3, x=4 is no (3,4)
-    (r"(?<![\w.])([0-9]*\.[0-9]+)[eE]\+?(-?[0-9]+)(?![\w.])", r"\1\\cdot 10^{\2}"),  # 1.5e3
-    (r"\\?\$|[£€¥]", ""),  # currency, and dollar signs around math
-    (r"(^|=) *([-+]?[1-9][0-9]{0,2}(?:[ ,][0-9]{3})+)(?![0-9]| ?[,;])",
-     lambda m: m[1] + re.sub("[ ,]", "", m[2])),  # thousands: 1 000, and 1,000 beside a unit
-    (r"^(-?[0-9]+) +([0-9]+)/([0-9]+)\b", r"\1\\frac{\2}{\3}"),  # 7 3/4 is 7 + 3/4
-    (r"(?<![0-9])([0-9]{0,30})\.([0-9]{0,30})\\(?:overline|bar|dot) ?"  # 0.1\overline{6}
-     r"(\{)?((?(3)[0-9]{1,30}|[0-9]))(?(3)\})(?! ?[0-9])",
-     lambda m: m.expand(r"\\frac{0\1\2\4-0\1\2}{") + "9" * len(m[4]) + "0" * len(m[2]) + "}"),
-    *[(rf"(?<=[0-9}}]) *(\\text\{{)? *(?:{word})s?(?=(?:ths?)?\b)(?!-)", rf"\\cdot {factor}\1")
-      for word, factor in FACTORS.items()],  # 3\text{ million}
-    (r"(?<=\\cdot 10\^\{)([0-9]+\}(?:\\text\{)?)ths?\b", r"-\1"),  # 3\text{ hundredths}
-    (r"\\(?:thick)?approx(?![a-z]) ?", "="),
-    (r"^ *= *", ""),
-    (r" ?\(? ?\\?(?:[pb]?mod(?![a-z])|text\{ ?mod ?\}) ?\{? ?([^{} ]+?) ?\}? ?\)?$",
-     r"\\pmod{\1}"),
-    (r" ?\\equiv(?![a-z]) ?", r"\\equiv "),
-    (r"^(?:[a-z]\\equiv )?(?=-?[0-9]+\\pmod)", r"\\equiv "),  # 3 (mod 7) is right for x = 3
-    # f'(x), f^\prime(x) and f^{\prime}(x) are f_{prime}(x), which is not f(x)
-    (r"\\prime(?![a-z]) ?", "'"), (r"\^ ?(?:\{ ?('+)\}|(?='))", r"\1"),
-    (r"(?<=[A-Za-z])('+)", r"_{\1}"), (r"(?<=[{'])'", "prime"),
-    (r"'", r"^{\\prime}"),
-    (r"(?<=[0-9])(?: |\^|\{|\\text\{)*(?:st|nd|rd|th)\}*$", ""),  # 5^{\text{th}}
-    # 12\text{ cm}^2, 36 dollars
-    (rf"(?<=[\w}})])(?:[ /]*{UNIT}(?: ?\^ ?\{{?-?[0-9]\}}?)?)+$", ""),
-    # 52_8 is not 52_9
-    (r"(?<![\w.^])(\()?([0-9][0-9A-F]*)(?(1)\))_ ?\{?([0-9]+)\}?(?![\w!])",
-     r"\\text{\2 base \3}"),
-    (r"\\[lcd]?dots[bcmio]?\b|\.\.\.", r"\\text{dots}"),  # 1,...,5 is not 1,5
-    (r"([0-9]+)\.([0-9]+) ?\\(?:times|cdot) ?(?=10 ?\^)",  # 6.7\times 10^{-34}, exactly
-     lambda m: m.expand(r"\\frac{\1\2}{1") + "0" * len(m[2]) + r"}\cdot "),
-    (r"([A-Za-z]|[0-9]+)!\^", r"(\1!)^"),  # the parser does not know n!^2
-    (r"\([^()]*,[^()]*\)", _both_signs),  # (0,\pm2)
-    (r"[^,]+", _both_signs),  # \frac{1\pm\sqrt5}{2}, which the parser does not know
-    (r"\\\\ ?\[[0-9.]+ ?[a-z]{2}\]", r"\\\\ "),  # \\[4pt] between the rows of a matrix
-    (r"(\\(?:sin|cos|tan|cot|sec|csc) ?)([0-9.]+) ?\^ ?(?:\\circ|\{ ?\\circ ?\})",
-     r"\1(\2\\pi/180)"),
-    (r"\\varnothing\b", r"\\emptyset "),
-    (r"\\(?:display|text|script)style\b|\\(?:text)?color\{\w+\}", ""),  # appearance
-    (r"\\langle\b", "("), (r"\\rangle\b", ")"),
-    # 5 = x
-    (r"^((?:\\[a-z]+|[^A-Za-z=,<>\\])+)= ?([A-Za-z](?:\([^()]*\))?)$", r"\2=\1"),
-]  # fmt: skip
 
 
 @lru_cache(maxsize=4096)  # a group of rollouts has few different answers
@@ -164,94 +102,160 @@ def compare(answer: str, gold: str) -> str:
 
     Both are LaTeX without a box around them.
     """
-    same_words = _words(answer) == _words(gold)
-    if ":" in gold and ":" in answer and "=" not in gold:
-        return "correct" if same_words else "wrong"
-    is_text = re.search(UPRIGHT + "|^[A-Za-z ]{3,}$", gold)
-    choice = re.fullmatch(CHOICE, answer)
-    if (
-        (is_text and same_words)
-        or answer.replace(", ", ",") == gold.replace(", ", ",")  # 100,200 may be a list
-        or (choice and choice[1].casefold() == _words(gold))  # (C) 12 is right for C
-    ):
+    if answer.replace(", ", ",") == gold.replace(", ", ","):  # 100,200 may be a list
         return "correct"
-    answer, gold = _normalise(answer), _normalise(gold)
-    column = re.fullmatch(r"\\begin\{[pb]matrix\}([^&]*)\\end\{[pb]matrix\}", gold)
-    if column and answer.startswith("("):  # a column vector as a tuple
-        gold = "(" + column[1].replace(r"\\", ",") + ")"
-    if " base " not in answer:
-        # The question named the base: 52 is right for 52_8.
-        gold = re.sub(r"\\text\{(\w+) base [0-9]+\}", r"\1", gold)
-    if answer == gold:
-        return "correct"
-    if re.fullmatch(f"{TUPLE};{SET}|{SET};{TUPLE}", f"{answer};{gold}"):
-        return "wrong"
     try:
-        right = _same(_read(gold), _read(answer))
-        if not right and ("%" in answer) != ("%" in gold):  # 10 is right for 10\%
-            right = _same(_read(re.sub(r"\\?%", "", gold)), _read(re.sub(r"\\?%", "", answer)))
+        return "correct" if _equal(respell(answer), respell(gold)) else "wrong"
     except Exception:  # of any class: the parser and sympy raise what they like
         return "parse_error"
-    return "correct" if right else "wrong"
+
+
+def _equal(answer: str, gold: str) -> bool:
+    """Whether two texts in one spelling are the same answer."""
+    if _tight(_plain(answer)) == _tight(_plain(gold)):
+        return True
+    if re.search(WORDS, gold) and _words(answer) == _words(gold):
+        return True
+    if ":" in gold and ":" in answer and not ("=" in gold and "=" in answer):
+        return _words(re.sub(RATIO_NAME, "", answer)) == _words(re.sub(RATIO_NAME, "", gold))
+    option = re.fullmatch(OPTION, _plain(answer))
+    gold_option = re.fullmatch(OPTION, _plain(gold))
+    if option and gold_option:
+        return option[1] == gold_option[1]
+    names, answer = _named(answer)
+    gold_names, gold = _named(gold)
+    if names and gold_names and names != gold_names:
+        return False
+    if gold_names:
+        gold = f"({gold})"
+    if names and gold.startswith("("):
+        answer = f"({answer})"
+    answer, _, condition = answer.partition("¦")
+    gold, _, gold_condition = gold.partition("¦")
+    numbers, units = _quantities(answer)
+    gold_numbers, gold_units = _quantities(gold)
+    if len(numbers) > 1 or len(gold_numbers) > 1:
+        return units == gold_units and all(map(_equal_values, numbers, gold_numbers))
+    known = re.fullmatch(rf"({SYMBOL}\s?)+;({SYMBOL}\s?)+", ";".join(units + gold_units))
+    if known and units != gold_units:
+        return False
+    if condition and gold_condition and condition != gold_condition:
+        return False
+    return _equal_values(numbers[0], gold_numbers[0])
+
+
+def _plain(text: str) -> str:
+    """The text without upright commands."""
+    return re.sub(r"\\text\{([^{}]*)\}", r"\1", text)
 
 
 def _words(text: str) -> str:
-    """The text without upright commands, spaces, full stops and capitals.
+    r"""The text without upright commands, spaces, full stops, commas behind words, and capitals.
 
-    For example, 4:30 \\text{ PM} and \\text{4:30 p.m.} become equal.
+    For example, 4:30 \text{PM} and \text{4:30 p.m.} become equal.
     """
-    text = re.sub(UPRIGHT + r"([^{}]*)\}", r"\1", text)
-    # 1 23 is not 12 3, nor 1.5 15.
-    text = re.sub(r"\\[,!;:]|(?<![0-9])\s+|\s+(?![0-9])|\.(?![0-9])|\$", "", text)
-    return re.sub(r"^\((\w)\)$", r"\1", text).casefold()
+    return re.sub(r"[.,](?![0-9])", "", _tight(_plain(text))).casefold()  # 1.5 is not 15
 
 
-def _normalise(text: str) -> str:
-    """The text in the spellings that the parser knows, without a final full stop."""
-    text = re.sub("[⁰¹²³⁴-⁹⁻]+", r"^{\g<0>}", text)  # x²
-    text = text.translate(UNICODE).strip().rstrip(".")
-    for pattern, replacement in SPELLINGS:
-        text = re.sub(pattern, replacement, text)
-    return text.strip().rstrip(".")
+def _tight(text: str) -> str:
+    """The text without spaces, but for those between digits: 1 23 is not 12 3."""
+    return re.sub(r"(?<![0-9])\s+|\s+(?![0-9])", "", text)
+
+
+def _named(text: str) -> tuple[list[str], str]:
+    """The names of several named values, and the values in the order of their names.
+
+    Other texts have no names.
+    """
+    pairs = sorted(re.findall(NAMED, text))
+    names = [name for name, _ in pairs]
+    if not re.fullmatch(f"(?:{NAMED})+", text) or len(set(names)) < max(2, len(names)):
+        return [], text
+    return names, ",".join(value for _, value in pairs)
+
+
+def _quantities(text: str) -> tuple[list[str], list[str]]:
+    """The numbers of quantities, and their units in one spelling: 2 and 30, h and min."""
+    pieces = UNIT.split(text)  # number, unit, number, unit, rest
+    if len(pieces) == 1 or pieces[-1] or "" in pieces[:-1]:
+        return [text], []
+    units = []
+    for unit in pieces[1::2]:
+        for pattern, name in UNIT_NAMES:
+            unit = re.sub(pattern, name, unit)
+        units.append(" ".join(sorted(re.findall("[A-Za-zμΩ]+", unit))))
+    numbers = [re.sub(r"^,?\s?(?:and\s)?", "", number) for number in pieces[:-1:2]]
+    if units.count(units[0]) == len(units):  # a list
+        return [",".join(numbers)], units[:1]
+    return numbers, units
+
+
+def _equal_values(answer: str, gold: str) -> bool:
+    """Whether two expressions without units are equal."""
+    if answer.startswith("(") or gold.startswith("("):
+        answer = _as_tuple(answer)
+        gold = _as_tuple(gold)
+    if " base " not in answer:
+        # The question named the base: 52 is right for 52_8.
+        gold = re.sub(r"\\text\{(\w+) base [0-9]+\}", r"\1", gold)
+    if _tight(answer) == _tight(gold):
+        return True
+    if re.fullmatch(UNLIKE, f"{answer};{gold}"):
+        return False
+    if _same(_read(gold), _read(answer)):
+        return True
+    if ("%" in answer) == ("%" in gold):
+        return False
+    return _same(_read(gold.replace("%", "")), _read(answer.replace("%", "")))  # 10 for 10\%
+
+
+def _as_tuple(text: str) -> str:
+    """A column vector as a tuple, and a point without its name; other texts as they are."""
+    column = re.fullmatch(r"\\begin\{pmatrix\}([^&]*?)(?:\\\\)?\\end\{pmatrix\}", text)
+    if column:
+        return "(" + column[1].replace(r"\\", ",") + ")"
+    return re.sub(rf"^[A-Z](?:_\{{[^{{}}]*\}})?\s?(?={TUPLE}$)", "", text)
 
 
 @lru_cache(maxsize=4096)  # all answers of a group are compared with one gold answer
 def _read(text: str) -> Basic | MatrixBase:
     """The parser's reading of a text.
 
-    If it cannot read an equation as a whole, it reads the side after the last `=`. Raises
-    ValueError for what is not one answer, and what the parser raises.
+    If it cannot read an equation as a whole, it reads the side after the `=`. Raises ValueError for
+    what is not one answer, and what the parser raises.
     """
     if re.search(NO_ANSWER, text):
         raise ValueError(f"{text} is not one answer")
+    text = re.sub(PERCENT, r"\\frac{\1}{100}", text)
+    is_real = not re.search(COMPLEX, text)
     try:
         expr = latex2sympy(
-            text,
-            is_real=not re.search(COMPLEX, text),
-            normalization_config=CLEANING,
-            conversion_config=MEANING,
+            text, is_real=is_real, normalization_config=CLEANING, conversion_config=MEANING
         )
     except Exception:  # of any class, see `compare`, which gets it unless this is an equation
-        value = re.fullmatch(r"[^,;<>]*[^\\<>!,;]=([^=,;<>]+)", text)
+        value = re.fullmatch(r"(?![-0-9.])(?:[^,;<>=()]|\([^()]*\))+=([^=,;<>]+)", text)
         if value is None:
             raise
         return _read(value[1])
-    is_union = re.search(r"\bor\b", text) and isinstance(expr, FiniteSet)
-    if is_union and not any(isinstance(e, Eq) for e in expr):
-        expr = _union(expr)
+    if isinstance(expr, FiniteSet) and re.search(r"\b(?:or|and)\b", text):
+        expr = _joined(expr, Union if re.search(r"\bor\b", text) else Intersection)
+    if isinstance(expr, Relational | And) and not expr.has(Eq) and expr.doit() == True:  # noqa: E712
+        return S.Reals
     letters = {e: LETTERS[e.name] for e in expr.free_symbols if e.name in LETTERS}
     expr = expr.xreplace(letters)
+    if is_real and r"\sqrt[" in text:
+        expr = real_root(expr)  # otherwise \sqrt[3]{-8} is complex
     # `verify` compares a symbol with anything else by its name: \frac{2x}{2} would not be x.
     return expr.doit() if isinstance(expr, Expr) and expr.free_symbols else expr
 
 
-def _union(conditions: FiniteSet) -> Basic:
+def _joined(conditions: FiniteSet, join: Callable) -> Basic:
     """Conditions such as x<2 or x>3 as one set of numbers.
 
-    Conditions that sympy cannot turn into a set stay as they are.
+    What is no condition, or is none that sympy can turn into a set, stays as it is.
     """
     try:
-        return Union(*[condition.as_set() for condition in conditions])
+        return join(*[condition.as_set() for condition in conditions if condition.gts is not None])
     except Exception:  # of any class; `verify` then compares the conditions themselves
         return conditions
 
@@ -269,8 +273,7 @@ def _same(gold: Basic | MatrixBase, answer: Basic | MatrixBase) -> bool:
         if is_numeric and not verify(equation.lhs, equation.rhs, 12, timeout_seconds=None):
             return False
     # Decimals are compared to 12 places, constants to 300 digits: smaller differences are 0 to
-    # `verify`, and with fewer digits 2^{-99} would be 2^{-100}. Decimals within constants, as in
-    # 10^{0.01}, have no such digits, and sums would take a minute.
+    # `verify`, and with fewer digits 2^{-99} would be 2^{-100}. Sums would take a minute.
     digits = 15 if gold.has(Float, ExprWithLimits) or answer.has(Float, ExprWithLimits) else 300
     if not verify(gold, answer, 12, digits, allow_set_relation_comp=True, timeout_seconds=None):
         return False

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 MEMORY = 2**32  # bytes of address space
 START = 120  # seconds allowed for importing math-verify
@@ -27,7 +28,8 @@ class Worker:
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, "-m", "grading.workers"],
+            cwd=Path(__file__).parents[1],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
@@ -106,7 +108,7 @@ def in_worker(answer: str, gold: str, timeout_s: float) -> str:
 
 def work() -> None:
     """The loop of a worker: a line of JSON in, a reason out, until its master closes the pipe."""
-    from answers import compare  # slow, and only workers need it; found beside this file
+    from grading.answers import compare  # slow, and only workers need it
 
     # ValueError: the user's hard limit is lower and holds, or macOS, which has no such limit.
     with contextlib.suppress(ValueError):

@@ -58,8 +58,17 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from grading import sandbox
+from grading.readings import reading_of
 from grpo import Rollouts, decode
-from rewards import Verdict, grade_all, grade_code, grade_math, last_box, style_of
+from rewards import (
+    Verdict,
+    grade_all,
+    grade_code,
+    grade_math,
+    last_box,
+    style_of,
+    without_copies,
+)
 from tasks.lessons import FirstError
 from tasks.reward import load_reward
 from tasks.rows import (
@@ -119,6 +128,7 @@ class Task:
     rephrase: Callable[[dict, int], tuple[dict, dict[str, str]]] | None = None
     # (model, forbidden=prompts, steps=number) -> the last loss, after the model was taught the task
     lessons: Callable[..., float] | None = None
+    refuse_copies: bool = False  # a right answer that only repeats the problem is wrong
     step_end: str = "\n\n"  # what ends a step of a response
     hint: str = "The final answer is \\boxed{{{}}}.\n\n"  # tells the answer before the problem
     solved: str = "A correct solution:\n\n{}\n\n"  # tells a right response before it
@@ -155,7 +165,11 @@ class Task:
         complete = (~rollouts.truncated).nonzero().flatten().tolist()
         responses = [rollouts.texts[row] for row in complete]
         references = [problems[row // group_size][self.reference] for row in complete]
-        verdicts = iter(grade_all(self.grade, responses, references))
+        graded = grade_all(self.grade, responses, references)
+        if self.refuse_copies:
+            texts = [problems[row // group_size]["problem"] for row in complete]
+            graded = list(map(without_copies, graded, responses, references, texts))
+        verdicts = iter(graded)
         cut = rollouts.truncated.tolist()
         return [Verdict(0.0, "truncated") if is_cut else next(verdicts) for is_cut in cut]
 
@@ -231,7 +245,9 @@ def empty_task(
         grade = load_reward(grading.reward)
     else:
         grade = grader(kind, grading.grade_timeout, grading.sandbox)
-    return text_task(kind, template, tokenizer, grade), f"template {template}"
+    made = text_task(kind, template, tokenizer, grade)
+    refuse_copies = kind == "math" and not grading.reward
+    return replace(made, refuse_copies=refuse_copies), f"template {template}"
 
 
 def text_task(
@@ -382,11 +398,16 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
             rows = read_rows(Path(data))
     problems = []
     dropped = []
+    readings: dict[str, str] = {}
     count = 0
     for count, row in enumerate(rows, 1):
         if _is_wanted(row, kind):
             try:
-                problems.append(as_problem(row, kind))
+                problem = as_problem(row, kind)
+                problems.append(problem)
+                if kind == "math":
+                    reading = reading_of(problem["answer"], row.get("solution"))
+                    readings.setdefault(reading, f"row {count}, answer {problem['answer']!r:.60}")
             except (ValueError, TypeError, RecursionError) as error:
                 if not PUBLISHED & row.keys():
                     raise BadInput(f"{blame}, row {count}: {error}") from error
@@ -400,6 +421,7 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
         )
     if dropped:
         notes.append(f"WARNING: {len(dropped):,} rows cannot be used (the first: {dropped[0]})")
+    notes += [f"{row}: {reading}" for reading, row in readings.items() if reading]
     if not problems:
         raise BadInput(f"{blame}: no problem is left ({notes[-1]}); give others with --data")
     return problems, notes

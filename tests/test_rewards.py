@@ -25,6 +25,7 @@ from rewards import (
     last_box,
     program_of,
     same_output,
+    without_copies,
 )
 
 
@@ -38,7 +39,7 @@ from rewards import (
         ("9" * 10**6, "9" * 10**6 + "1", "wrong"), ("0.3333333", r"\frac{1}{3}", "wrong"), (r"4\sqrt{2}", "4", "wrong"),
         (r"\frac{", "4", "no_answer"), (r"\unknown{", "4", "no_answer"), ("", "0", "no_answer"),
         ("  ", "0", "no_answer"), ("?", "4", "parse_error"), (".", "0", "parse_error"),
-        (r"9^{9^{9^{9}}}", "1", "timeout"), ("{" * 100_000 + "1" + "}" * 100_000, "1", "timeout"),
+        (r"9^{9^{9^{9}}}", "1", "timeout"), ("{" * 100_000 + "1" + "}" * 100_000, "1", "parse_error"),
     ],
 )  # fmt: skip
 def test_math_verdicts(answer, gold, reason):
@@ -47,6 +48,49 @@ def test_math_verdicts(answer, gold, reason):
         rf"We find \boxed{{{answer}}}.", gold, timeout_s=0.5 if reason == "timeout" else 30.0
     )
     assert verdict == (1.0 if reason == "correct" else 0.0, reason)
+
+
+@pytest.mark.parametrize(
+    "problem, gold, answer, is_copied",
+    [
+        ("What is 4 + 5?", "9", "4 + 5", True), ("What is 7 * 8?", "56", r"7 \times 8", True),
+        (r"Simplify $\frac{12}{18}$.", r"\frac23", r"\dfrac{12}{18}", True), (r"Find $\sqrt{16}$.", "4", r"\sqrt{16}", True),
+        ("Expand (x-1)(x+1).", "x^2-1", "(x-1)(x+1)", True), ("Write 10^4 in full.", "10000", "10^{4}", True),
+        (r"Which is more, $\frac23$ or $\frac35$?", r"\frac{2}{3}", r"\frac23", False),
+        ("Which is more, 2/3 or 3/5?", r"\frac23", "2/3", False), ("What is 15+4?", "9", "5+4", False),
+        ("Is it 4, -5 or 6?", "-5", "-5", False), ("Who was first, Jean-Luc or Bo?", "Jean-Luc", r"\text{Jean-Luc}", False),
+        ("He drives at 60 km/h.", "60", r"60\text{ km/h}", False), (r"Angles of $90^\circ$ and less", "90", r"90^\circ", False),
+        ("Solve 4 + 5 = x.", "9", "9", False), ("Is (A) or (B) right?", "B", "(B)", False),
+    ],
+)  # fmt: skip
+def test_a_calculation_that_is_copied_from_the_problem_is_wrong(problem, gold, answer, is_copied):
+    """It is right as the gold answer is written; numerals, names and options may be repeated."""
+    response = rf"So it is \boxed{{{answer}}}."
+    graded = grade_math(response, gold, timeout_s=30.0)
+    assert graded.reason == "correct"
+    final = without_copies(graded, response, gold, problem)
+    assert final == (Verdict(0.0, "copied") if is_copied else graded)
+    wrong = Verdict(0.0, "wrong")
+    assert without_copies(wrong, response, "1", problem) == wrong
+
+
+def test_a_file_s_answers_are_graded_in_their_other_forms(tmp_path, monkeypatch, capsys):
+    """What is read otherwise than meant is printed with its row; other files are refused."""
+    path = tmp_path / "own.jsonl"
+    golds = ["3500 m", "6m", "Friday", 7, "10-15", r"\frac{1}{2", "We add 3 and 4. Then it is 7."]
+    path.write_text("".join(json.dumps({"answer": gold}) + "\n" for gold in golds))
+    monkeypatch.setattr("sys.argv", ["rewards", str(path)])
+    rewards.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:30] for line in lines] == [
+        "row 2: '6m' is read as a produ", "row 2: '6' is wrong for '6m'",
+        "row 5: '10-15' is read as a su", r"row 6: '\\frac{1}{2' is not eq", r"row 6: '\\frac{1}{2' is no_ans",
+        "row 7: 'We add 3 and 4. Then i", "7 answers",
+    ]  # fmt: skip
+    path.write_text("[1]\n")
+    with pytest.raises(SystemExit, match="2"):
+        rewards.main()
+    assert 'give JSON lines, each with "answer"' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
