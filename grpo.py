@@ -204,9 +204,8 @@ def hf_generate(
 ) -> Tensor:
     """transformers' `generate`, for any model and device: (b, P) -> (b, T) ids.
 
-    `pad` fills a row after its stop token. `loop` replaces the decoding loop, see `fast.decode`.
-    `generate_kwargs` go to transformers: `fast.prefill` passes the prompts' cache there. `rollout`
-    takes any function of this signature.
+    `pad` fills a row after its stop token. `loop` replaces the decoding loop, and `generate_kwargs`
+    go to transformers: `fast.generate` uses both. `rollout` takes any function of this signature.
     """
     config = GenerationConfig(
         do_sample=temperature > 0,

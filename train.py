@@ -37,7 +37,6 @@ import math
 import random
 import statistics
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from harness.config import TrainConfig, parse_train
@@ -90,7 +89,10 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def train(config: TrainConfig, ranks: Ranks) -> int:
-    """Do a whole run, from loading to the last evaluation; returns 0, the exit status."""
+    """Do a whole run, from loading to the last evaluation; returns 0, the exit status.
+
+    After Ctrl-C the current step is finished and saved, and KeyboardInterrupt is raised.
+    """
     parts = load_parts(config, ranks)
     with open_folder(parts, ranks) as folder:
         parts = give_lessons(parts, folder, ranks)
@@ -98,51 +100,38 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
         if config.checkpoints.resume:
             before, history = checkpoint.restore(run, Path(config.checkpoints.resume))
         else:
-            before = evaluate_before(run)
-            history = []
-        with interruptible(run), report.step_log(run.config, run.folder, ranks) as log:
-            take_steps(run, history, log)
-        after = evaluate(run, config.optimisation.steps)
+            before = evaluate(run, 0)
+            history = []  # the metrics of each step
+            if ranks.main:
+                report.print_before(run.config, folder, before)
+        steps = run.config.optimisation.steps
+        todo = range(len(history), steps)
+        bar = tqdm(todo, initial=len(history), total=steps, desc="steps", leave=False, disable=None)
+        with interruptible(run), report.step_log(run.config, folder, ranks) as log:
+            for step in bar:
+                metrics, samples = train_step(run, step)
+                check_policy(run, step)
+                if is_due(step, steps, run.config.evaluation.eval_every):
+                    metrics["bench"] = on_benchmarks(run, step + 1)
+                history.append(metrics)
+                try:
+                    log(metrics, samples)
+                except BrokenPipeError:  # the reader of the output is gone: end as after Ctrl-C
+                    run.interrupted = True
+                # all ranks end after the same step
+                interrupted = any(parallel.gather(run.interrupted, ranks))
+                if interrupted or is_due(step, steps, run.config.checkpoints.save_every):
+                    checkpoint.save(run, step + 1)
+                if interrupted:
+                    raise KeyboardInterrupt
+        after = evaluate(run, steps)
         finish(run, before, after, history)
     return 0
 
 
-def evaluate_before(run: Run) -> dict:
-    """Evaluate the policy before training; print and write the result."""
-    before = evaluate(run, 0)
-    if run.ranks.main:
-        report.print_before(run.config, run.folder, before)
-    return before
-
-
-def take_steps(run: Run, history: list[dict], log: Callable[[dict, list[dict]], None]) -> None:
-    """Take the steps that `history` lacks; log each, and save checkpoints.
-
-    After Ctrl-C the current step is finished and saved, and KeyboardInterrupt is raised.
-    """
-    steps = run.config.optimisation.steps
-    save_every = run.config.checkpoints.save_every
-    eval_every = run.config.evaluation.eval_every
-    todo = range(len(history), steps)
-    for step in tqdm(
-        todo, initial=len(history), total=steps, desc="steps", leave=False, disable=None
-    ):
-        is_last = step + 1 == steps
-        metrics, samples = train_step(run, step)
-        check_policy(run, step)
-        if eval_every and ((step + 1) % eval_every == 0 or is_last):
-            metrics["bench"] = on_benchmarks(run, step + 1)
-        history.append(metrics)
-        try:
-            log(metrics, samples)
-        except BrokenPipeError:  # the reader of the output is gone: end the run as after Ctrl-C
-            run.interrupted = True
-        # all ranks end after the same step
-        interrupted = any(parallel.gather(run.interrupted, run.ranks))
-        if interrupted or is_last or (step + 1) % save_every == 0:
-            checkpoint.save(run, step + 1)
-        if interrupted:
-            raise KeyboardInterrupt
+def is_due(step: int, steps: int, every: int) -> bool:
+    """Whether what happens every so many steps and after the last follows this step; 0: never."""
+    return every > 0 and ((step + 1) % every == 0 or step + 1 == steps)
 
 
 # ---- one step ------------------------------------------------------------------------------------

@@ -27,10 +27,11 @@ METHODS_HELP = "\n".join(
 
 def options_help() -> str:
     """The options of all methods, a line each."""
-    lines = ["NAME=VALUE, an option of the method; repeatable:"]
+    lines = ["NAME=VALUE, an option of the method (repeatable), here with its default:"]
     for name, method in ENTRIES.items():
         for option, entry in method.options.items():
-            lines.append(f"{name} {option}={entry.default}: {entry.about}.")
+            values = f" ({', '.join(entry.choices)})" if entry.choices else ""
+            lines.append(f"{name} {option}={entry.default}: {entry.about}{values}.")
     return "\n".join(lines)
 
 

@@ -69,14 +69,12 @@ class Method:
 
 SHEAR = {  # the paper's ablations
     "reading": Option(
-        "value", "the value of Eq. (10), or only its transport cost", choices=("value", "cost")
+        "value", "Eq. (10) itself, or only its transport cost", choices=("value", "cost")
     ),
     "distance": Option(
         "w1", "the distance of two spans", choices=("w1", "cosine", "chamfer", "mmd")
     ),
-    "normalize": Option(
-        "group", "normalised over the group, or over each rollout", choices=("group", "rollout")
-    ),
+    "normalize": Option("group", "what weights are normalised over", choices=("group", "rollout")),
     "pool": Option("max", "how a token pools the spans that cover it", choices=("max", "mean")),
 }
 OAR = {
@@ -87,7 +85,7 @@ OAR = {
 LEANING = {
     "mix": Option(0.5, "share of the teacher at the start", 0, 1),
     "steps": Option(50, "steps until it is 0", 1, 10**6),
-    "bound": Option(0.2, "weights lie within 1 +- this", 0, 1),
+    "bound": Option(0.2, "weights are within 1 +- bound", 0, 1),
 }
 METHODS = {
     "grpo": Method("every token gets its rollout's advantage"),
@@ -96,7 +94,7 @@ METHODS = {
         ("states", "pairs"),
         options=SHEAR,
     ),
-    "signbalance": Method("1 in right rollouts, and as much less in the wrong ones together"),
+    "signbalance": Method("1 in right rollouts, and in wrong ones what makes the group sum to 0"),
     "first": Method(
         "the same distances, but only where a wrong rollout first departs",
         ("states", "pairs"),
@@ -121,20 +119,18 @@ METHODS = {
         "more credit where the policy was unsure",
         options={
             "alpha": Option(0.4, "advantage per nat of entropy"),
-            "kappa": Option(
-                2.0, "at most |A| / this is added; over 1, or signs would change", 1.000001
-            ),
+            "kappa": Option(2.0, "at most |A| / kappa is added; above 1", 1.000001),
         },
     ),
     "hapo": Method(
         "more credit where the policy was unsure, by standardised entropy",
         options={  # with alpha above phi, advantages could change their sign
             "alpha": Option(0.2, "advantage per standard deviation of entropy", high=1),
-            "phi": Option(2.0, "at most |A| / this many standard deviations count", 1),
+            "phi": Option(2.0, "at most |A| / phi standard deviations count", 1),
         },
     ),
     "rsi": Method(
-        "credit only for tokens whose relative surprisal lies within bounds",
+        "credit only for tokens with a relative surprisal within bounds",
         options={
             "low": Option(-6.0, "lowest index that gets credit", -LARGE, 0),
             "high": Option(0.8, "highest index that gets credit", 0, 1),
@@ -212,23 +208,23 @@ METHODS = {
         ("peer",),
         weighs=False,
         drops_uncredited=True,
-        options={"mix": Option(0.0, "share of A; 0.9 for weak models", 0, 1)},
+        options={"mix": Option(0.0, "share of A (0.9 for weak models)", 0, 1)},
     ),
     "iw-opd": Method(
-        "sdpo's log-ratio, more where little of it lies before the token",
+        "sdpo's log-ratio, enlarged where the rollout has little of it before the token",
         ("peer",),
         weighs=False,
         drops_uncredited=True,
         options={"gamma": Option(0.5, "what the first token's credit gains", 0)},
     ),
     "dasd": Method(
-        "A, and a little of sdpo's log-ratio: towards it where entropy is low, else away",
+        "A plus a little of sdpo's log-ratio where entropy is low, minus a little elsewhere",
         ("peer",),
         weighs=False,
-        options={"beta": Option(0.1, "advantage per standard deviation of it", 0)},
+        options={"beta": Option(0.1, "advantage per standard deviation of the log-ratio", 0)},
     ),
     "hsd": Method(
-        "the ratio after answer and another right rollout are shown",
+        "the ratio to a policy that sees the answer and another right rollout, minus 1",
         ("box", "hint", "peer"),
         weighs=False,
     ),
@@ -238,13 +234,13 @@ METHODS = {
         weighs=False,
         options={
             "strength": Option(0.01, "advantage per standard deviation of instability", 0),
-            "phrasings": Option(4, "of each problem, a pass each", 1, 100),
+            "phrasings": Option(4, "phrasings of each problem, one pass each", 1, 100),
         },
     ),
     "attention": Method(
         "weights grow from focused tokens to those that attend widely",
         ("attention",),
-        options={"slope": Option(1.0, "c goes from minus this to this")},
+        options={"slope": Option(1.0, "c goes from -slope to slope")},
     ),
     "oracle": Method(
         "control: credit only for the true first wrong step",
@@ -271,8 +267,8 @@ METHODS = {
 MIXTURE = Method(
     "a share of the first method's advantages, the rest of the second's",
     options={
-        "share": Option(0.5, "of the first method, at the start", 0, 1),
-        "until": Option(0, "steps until it has risen to 1; 0: it stays", 0, 10**6),
+        "share": Option(0.5, "share of the first method at the start", 0, 1),
+        "until": Option(0, "steps until the share has risen to 1; 0: it stays", 0, 10**6),
     },
 )
 

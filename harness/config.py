@@ -53,6 +53,15 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", bound="DataclassInstance")
 Texts = Annotated[tuple[str, ...], several(spec("TEXT", str))]
+BENCH_HELP = (
+    "embedded, math (aime24, aime25, amc23, math500, olympiadbench), code (humaneval, humaneval+, "
+    "mbpp, mbpp+, livecodebench), or some of these by name; default: embedded for its models, "
+    "otherwise math."
+)
+PAPER_HELP = (
+    f"Print the paper's numbers of this model next to the results: {', '.join(PAPERS_MODELS)}; "
+    "default: by the name of --model."
+)
 Seed = Annotated[int, number(int, 0, 2**32 - 1)]
 Seeds = Annotated[tuple[int, ...], several(number(int, 0, 2**32 - 1))]
 Counts = Annotated[tuple[int, ...], several(number(int, 1, 10**6))]
@@ -118,7 +127,7 @@ class Evaluation:
     eval_every: Natural = 0
     """Steps between evaluations on --bench; 0: none."""
     bench: Texts = ()
-    """Benchmarks: math, code, embedded, or their names (see eval.py)."""
+    """Benchmarks: math, code, embedded, or their names (listed by eval.py --help)."""
     bench_data: Texts = ()
     """NAME=FILE: a local file for a benchmark, instead of the hub's."""
 
@@ -495,8 +504,7 @@ class EvalConfig:
 
     model: Texts = ()
     """Hugging Face folders, hub ids, or runs of train.py, whose last model is evaluated."""
-    bench: Texts = ()
-    """math, code, embedded, or names of benchmarks; default: embedded for its models, else math."""
+    bench: Annotated[Texts, tyro.conf.arg(help=BENCH_HELP)] = ()
     data: Texts = ()
     """NAME=FILE: a local file for a benchmark; repeat the name for several files."""
     out: OptionalText = None
@@ -513,8 +521,9 @@ class EvalConfig:
     """Seeds; with several, also print mean and standard deviation over them."""
     pass_at: Counts = ()
     """Also print the unbiased pass@K; needs at least K samples."""
-    paper: Annotated[str | None, spec("MODEL", one_of(PAPERS_MODELS))] = None
-    """Print this model's numbers from the paper beside ours; default: by the name of --model."""
+    paper: Annotated[
+        str | None, spec("MODEL", one_of(PAPERS_MODELS)), tyro.conf.arg(help=PAPER_HELP)
+    ] = None
     select: Annotated[str | None, spec("best", one_of(("best",)))] = None
     """Evaluate every checkpoint of the runs and select the best one on the test sets."""
     protocol: Protocol = Protocol()

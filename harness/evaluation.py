@@ -47,7 +47,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from typing_extensions import TypedDict
 
-from fast.rollout import fast_rollout
+from fast.generate import fast_generate
+from grpo import rollout
 from harness import files, memory, parallel
 from harness.config import Machine, Protocol, TrainConfig
 from harness.parallel import Ranks
@@ -236,14 +237,15 @@ def grade_block(
         # text, length and verdict of each response; at limit 0 the prompt alone fills the context
         answers: Iterable = [("", 0, Verdict(0.0, "truncated"))] * (len(places) * samples)
         if limit:
-            rollouts = fast_rollout(
+            rollouts = rollout(
                 sampler.model,
                 sampler.tokenizer,
                 [prompts[place] for place in places],
                 samples,
                 max_tokens=limit,
                 temperature=protocol.temperature,
-                generate_batch=sampler.generate_batch,
+                batch_size=sampler.generate_batch,
+                generate=fast_generate,
             )
             verdicts = task.verdicts([problems[place] for place in places], rollouts)
             answers = zip(rollouts.texts, rollouts.mask.sum(1).tolist(), verdicts, strict=True)

@@ -6,7 +6,7 @@
                                         where either can never suffice
 
 Weights, AdamW's moments and the sampling copy stay in memory throughout. Sampling adds the rollouts
-that are generated together (`fast.rollout.row_bytes` each); training adds gradients and logits.
+that are generated together (`row_bytes` each); training adds gradients and logits.
 
 Left out: activations, the layers that FSDP holds whole, the memory of a credit method (SHEAR's
 states and distances, a process reward model), the lessons of `--task words` (16 bytes per
@@ -22,7 +22,6 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
 
 from credit import lora
-from fast.rollout import row_bytes
 from grpo import AT_ONCE, HEAD_CHUNK
 from harness.config import Machine, TrainConfig
 from harness.parallel import Ranks
@@ -80,6 +79,25 @@ def choose_batch(
         return AT_ONCE
     row = row_bytes(model_config, prompt, response, getattr(torch, machine.dtype).itemsize)
     return max(1, int(SHARE * (room - CUDA) * 1e9 / row))
+
+
+def row_bytes(config: PreTrainedConfig, prompt: int, response: int, itemsize: int) -> int:
+    """Bytes per rollout in `generate`, with numbers of `itemsize` bytes.
+
+    They are its cache for `prompt` and `response` tokens, four float32 copies of one token's
+    logits, and the working memory of one layer. A layer works with the prompt's activations at
+    first, then with keys and values that are copied for every query head; the larger of the two
+    counts.
+    """
+    text = config.get_text_config()
+    head_width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    head = 2 * (prompt + response) * head_width  # numbers in the keys and values of one head
+    kv_heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    cache = text.num_hidden_layers * kv_heads * head
+    wide = getattr(text, "intermediate_size", None) or 4 * text.hidden_size
+    prefill = prompt * (6 * text.hidden_size + 3 * wide)  # counted on Qwen2
+    layer = max(prefill, text.num_attention_heads * head)
+    return itemsize * (cache + layer) + 4 * 4 * text.vocab_size
 
 
 def gb_of(model: torch.nn.Module) -> float:

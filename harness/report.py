@@ -300,7 +300,7 @@ def print_after(
     if peak:
         print(f"peak memory per GPU: {peak:.1f} GB")
     place = shlex.quote(str(folder))
-    print(f"\na page of all token weights: {write_page(folder)}")
+    print(f"\npage of one group per step: {write_page(folder)}")
     print(f"and in {place}/: curve.png, model/\nnext: python eval.py --model {place}")
     print("      the same command with another --method, then python -m studies.compare RUN RUN")
 

@@ -30,8 +30,8 @@ from transformers import PreTrainedTokenizerBase
 from credit import lora
 from credit.batch import Batch, Context
 from credit.reward_model import RewardModel
-from fast.rollout import fast_rollout
-from grpo import Policy, Rollouts
+from fast.generate import fast_generate
+from grpo import Policy, Rollouts, rollout
 from harness import files, parallel, report
 from harness.config import MAY_CHANGE, TrainConfig, flat, read_config, spell
 from harness.evaluation import Sampler, evaluate_benchmark, protocol_of, summarise
@@ -300,14 +300,15 @@ def sample_and_grade(
     run: Run, problems: list[dict], count: int, temperature: float, clock: report.Clock
 ) -> tuple[Rollouts, list[Verdict]]:
     """`count` rollouts of each problem, and their verdicts."""
-    rollouts = fast_rollout(
+    rollouts = rollout(
         run.actor.model,
         run.tokenizer,
         [run.task.prompt(problem) for problem in problems],
         count,
         max_tokens=run.config.sampling.max_tokens,
         temperature=temperature,
-        generate_batch=run.config.machine.generate_batch,
+        batch_size=run.config.machine.generate_batch,
+        generate=fast_generate,
     )
     clock.lap("generate")
     verdicts = run.task.verdicts(problems, rollouts)

@@ -1,4 +1,4 @@
-"""Five functions of the paper to write yourself, in the order of the method.
+"""Five functions of the paper to write yourself, the solver first.
 
     python -m learn.check                     # what is right, wrong, not written
     python -m learn.check span_bounds --hint  # one of them, and a hint

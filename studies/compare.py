@@ -496,12 +496,12 @@ def outcomes_of(trials: pd.DataFrame, cell: str, arm: str) -> pd.DataFrame:
 def with_interval(values: pd.Series) -> str:
     """Write the mean, the ends of its interval and how many values are positive.
 
-    An example is +.012 (+.004 to +.020), 8/10. NaN does not count.
+    An example is +0.012 (+0.004 to +0.020), 8/10. NaN does not count.
     """
     values = values.dropna()
     mean = values.mean()
     half = half_width(values)
-    text = f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})".replace("0.", ".")
+    text = f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
     return f"{text}, {(values > 0).sum()}/{len(values)}"
 
 

@@ -38,14 +38,15 @@ from credit.batch import Batch, Context
 from credit.salience import answer_places
 from credit.settings import Shear
 from credit.shear_settings import ClosestSpan
+from fast.generate import fast_generate
 from fast.packing import packing_of
-from fast.rollout import fast_rollout
 from grpo import (
     Policy,
     Rollouts,
     cat_padded,
     decode,
     pad_left,
+    rollout,
     stop_ids,
 )
 from harness import files
@@ -106,14 +107,15 @@ def collect(parts: Parts, count: int, continuations: int, out: Path) -> list[Pre
 def sample_group(parts: Parts, problem: dict) -> Prefixes:
     """G rollouts to a problem, graded."""
     config = parts.config
-    rollouts = fast_rollout(
+    rollouts = rollout(
         parts.model,
         parts.tokenizer,
         [parts.task.prompt(problem)],
         config.sampling.rollouts_per_prompt,
         max_tokens=config.sampling.max_tokens,
         temperature=config.sampling.temperature,
-        generate_batch=config.machine.generate_batch,
+        batch_size=config.machine.generate_batch,
+        generate=fast_generate,
     )
     verdicts = parts.task.verdicts([problem], rollouts)
     group = Prefixes(
@@ -168,14 +170,15 @@ def continue_prefixes(parts: Parts, group: Prefixes, count: int) -> Prefixes:
         rows = [row for row, ends in enumerate(group.ends) if end in ends]
         prefixes = [group.responses[row][:end] for row in rows]
         prompts = [group.prompt + prefix for prefix in prefixes]
-        rollouts = fast_rollout(
+        rollouts = rollout(
             parts.model,
             parts.tokenizer,
             prompts,
             count,
             max_tokens=config.sampling.max_tokens - end,
             temperature=config.sampling.temperature,
-            generate_batch=config.machine.generate_batch,
+            batch_size=config.machine.generate_batch,
+            generate=fast_generate,
         )
         texts = []
         for place, ids in enumerate(rollouts.ids):

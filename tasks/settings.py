@@ -133,9 +133,9 @@ class Problems:
     heldout: SetSize = 64
     """Number of problems held out of training; each is answered greedily."""
     toy_lines: Annotated[int, number(int, 1, 8)] = 5
-    """Embedded task: definitions per problem."""
+    """Toy task: definitions per problem."""
     toy_width: Annotated[int, number(int, 8, 4096)] = 128
-    """Embedded task: hidden size of the model that is made."""
+    """Toy task: hidden size of the model that is made."""
     warmup_steps: Natural = 600
     """Supervised steps on error-prone demonstrations before training (embedded, words); 0: none."""
 

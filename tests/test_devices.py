@@ -53,7 +53,7 @@ def run():
     config, task, _ = make_task(config, tokenizer, 512)
     parts = Parts(config, SmokeTask(**vars(task)), model, tokenizer, prm)
     # the adapter is there already, on the simulated GPU
-    with mock.patch("fast.rollout.hf_generate", written), mock.patch.object(lora, "add"):
+    with mock.patch("fast.generate.hf_generate", written), mock.patch.object(lora, "add"):
         yield build_run(parts, None, Ranks(0, 1, CUDA))
 
 

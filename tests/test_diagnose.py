@@ -23,7 +23,6 @@ from credit.measures import around, peak, shares_by_part
 from credit.settings import Shear
 from credit.shear_settings import ClosestSpan
 from credit.table import METHODS, methods_needing
-from fast.rollout import fast_rollout
 from grpo import Policy, Rollouts, pad_left, rollout, score
 from harness import files, models
 from harness.config import PAPER, with_values
@@ -333,7 +332,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     asked = []
     graded = []
 
-    def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, generate_batch):
+    def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, **options):
         asked.append((prompts, count, max_tokens, temperature))
         rows = len(prompts) * count
         # a token of its own, and the stop
@@ -381,7 +380,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
         "--model", taught, DIAGNOSE_FLAGS, "--groups 2 --continuations 3 --layers 1 --out"
     )
     flags.append(str(tmp_path))
-    made = Mock(wraps=fast_rollout)
+    made = Mock(wraps=rollout)
 
     # the one line of this model's programs would be the error, from its first token on, and not
     # count: say that it starts later in some

@@ -14,7 +14,7 @@ from builders.stand_ins import generate_together, replace_sampler
 
 import eval as command
 import train
-from fast.rollout import fast_rollout
+from grpo import rollout
 from harness import files, tables
 from harness.config import Embedded
 from harness.files import read_lines
@@ -93,12 +93,12 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(models, tmp_path, monkeypat
     path = tmp_path / "part" / "generations.jsonl"
     run_well(command, asked, tmp_path / "whole")
     whole = (tmp_path / "whole" / "generations.jsonl").read_text()
-    calls = [fast_rollout, fast_rollout, interrupt]
+    calls = [rollout, rollout, interrupt]
     replace_sampler(monkeypatch, lambda *parts, **options: calls.pop(0)(*parts, **options))
     assert command.main(part) == 130
     assert whole.startswith(path.read_text()) and len(read_lines(path)) == 32
     path.write_text(path.read_text()[:-20])  # as a kill in the middle of a line would leave it
-    sampler = Mock(wraps=fast_rollout)
+    sampler = Mock(wraps=rollout)
     replace_sampler(monkeypatch, sampler)
     for _ in range(2):
         run_well(command, part)
@@ -114,14 +114,14 @@ def test_how_many_responses_are_generated_together_is_decided_once(models, tmp_p
     """
     asked = words_of("--model", models[0], SMALL, "--out", tmp_path / "out", "--seeds")
     generate_together(monkeypatch, 7)
-    sampler = Mock(wraps=fast_rollout)
+    sampler = Mock(wraps=rollout)
     replace_sampler(monkeypatch, sampler)
     run_well(command, asked, "0")
     generate_together(monkeypatch, 9)
     for flags, batch in (("1", 7), ("2 --generate-batch 5", 5), ("3", 5)):
         sampler.reset_mock()
         run_well(command, asked, flags)
-        assert {call.kwargs["generate_batch"] for call in sampler.call_args_list} == {batch}
+        assert {call.kwargs["batch_size"] for call in sampler.call_args_list} == {batch}
         settings = json.loads((tmp_path / "out" / "settings.json").read_text())
         assert settings["generate_batch"] == {models[0]: batch}
     run_well(command, "--model", models[1], SMALL, "--out", tmp_path / "out")

@@ -9,10 +9,10 @@ import torch
 from builders.case_files import DOCS
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from fast.rollout import row_bytes
 from grpo import HEAD_CHUNK
 from harness import memory, parallel
 from harness.config import PAPER, Machine, TrainConfig, with_values
+from harness.memory import row_bytes
 from harness.prepare import choose_batch_of_run
 from tasks import toy
 from tasks.problems import Task

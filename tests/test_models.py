@@ -1,7 +1,6 @@
 """Models from GGUF files, and a prompt that is read once."""
 
 import importlib.metadata
-from functools import partial
 from pathlib import Path
 
 import gguf
@@ -21,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 import eval as evaluation
 import train
-from fast.prefill import shared_prefill
+from fast.generate import read_prompts
 from grpo import hf_generate, pad_left, rollout
 from harness import models
 
@@ -250,22 +249,12 @@ def test_a_prompt_that_is_read_once_is_answered_as_if_it_were_read_each_time(lla
     prompts = [torch.randint(1, len(tokenizer), (size,)).tolist() for size in (70, 64, 90, 3)]
     ids, mask = pad_left([prompts[row] for row in (0, 0, 0, 1, 2, 2, 3, 3, 3, 3)], 0, model.device)
     limits = dict(max_tokens=20, temperature=temperature, stops=[0], pad=0)
-    calls = []
-
-    def counted(*inputs, past_key_values=None, **limits):
-        calls.append(past_key_values)
-        return hf_generate(*inputs, past_key_values=past_key_values, **limits)
-
-    plain = partial(hf_generate, **limits)
-    read_once = partial(shared_prefill, counted, **limits)
     found = []
-    with torch.no_grad():
-        for generate in (plain, read_once):
-            torch.manual_seed(1)
-            found.append(generate(model, ids, mask))
-        assert torch.equal(found[0], found[1])
-        assert len(calls) == 1 and calls[0].get_seq_length() == 20 + ids.shape[1] - 1
-        read_once(model, ids[:4, -47:], mask[:4, -47:])  # short
-        unlike = [0, 3, 4]
-        read_once(model, ids[unlike], mask[unlike])
-    assert calls[1:] == [None, None]
+    for cache in (None, read_prompts(model, ids, mask)):
+        torch.manual_seed(1)
+        found.append(hf_generate(model, ids, mask, past_key_values=cache, **limits))
+    assert torch.equal(found[0], found[1])
+    assert cache.get_seq_length() == 20 + ids.shape[1] - 1  # of a response's last token none
+    assert read_prompts(model, ids[:4, -47:], mask[:4, -47:]) is None  # short
+    unlike = [0, 3, 4]
+    assert read_prompts(model, ids[unlike], mask[unlike]) is None

@@ -12,7 +12,8 @@ from builders.small_models import FAMILIES, add_adapter, family_model, small_gpt
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fast import packing, prefill
+from fast import packing
+from fast.generate import read_prompts
 from fast.packing import packing_of
 from grpo import PADDED, Policy, Rollouts, hf_generate, score
 
@@ -135,9 +136,7 @@ def test_only_full_attention_packs(packs, family, options):
     model = family_model(family, **options)
     inputs = random_prompts([60, 60])
     alike = [part[[0, 0]] for part in inputs]
-    given = []
-    prefill.shared_prefill(lambda *inputs, **limits: given.append(limits), model, *alike)
-    assert [bool(limits) for limits in given] == [packs]
+    assert (read_prompts(model, *alike) is not None) == packs
     assert (packing_of(model) != PADDED) == packs
     other = small_gpt2()
     assert packing_of(other) == PADDED and other.config._attn_implementation == "sdpa"

@@ -87,7 +87,7 @@ def one_step(
     if ranks.world > 1:
         mesh = next(run.trained.parameters()).device_mesh
         assert mesh.ndim == (2 if config.machine.shard_over else 1)
-    with mock.patch.object(harness.run, "fast_rollout", given):
+    with mock.patch.object(harness.run, "rollout", given):
         metrics, samples = train.train_step(run, 0)
     # one rank measures the batch and logs it
     assert ("reward" in metrics) == bool(samples) == ranks.main

@@ -12,7 +12,7 @@ from builders.case_files import DOCS, ROOT, cases
 from credit.methods import FUNCTIONS
 from credit.settings import Shear
 from credit.shear_settings import shear_options
-from credit.table import METHODS, options_of
+from credit.table import METHODS, SHEAR, options_of
 from fast.race import race
 from grpo import AT_ONCE, group_advantages, policy_loss
 from harness import config, evaluation
@@ -50,7 +50,7 @@ def test_the_table_of_the_recipe_is_true():
     own = settings()
     words = settings("--model", "M", "--task", "words")
     replaced = [dict(task.items() - run.items()).keys() for task in (own, words)]
-    parts = re.split("## The embedded task|## The word problems", text)
+    parts = re.split("## The toy task|## The word problems", text)
     for part, expected, needed in zip(parts, (run, own, words), (run, *replaced), strict=True):
         cells = [line.split("|")[1] for line in part.splitlines() if line.startswith("| `--")]
         written = dict(re.findall(r"`--(\S+) (\S+?)`", " ".join(cells)))
@@ -174,7 +174,10 @@ def test_help_shows_all_flags_with_their_defaults(command):
     default = config.PAPER if command == "train.py" else config.EvalConfig()
     for name in set(config.flat(default)) - {"given", "digest", "saved"}:
         assert f"--{name.replace('_', '-')}" in text
-    assert f", {AT_ONCE} on a CPU." in " ".join(text.replace("│", "").split())
+    words = text.replace("│", "").split()
+    assert f", {AT_ONCE} on a CPU." in " ".join(words)
+    values = BENCHMARKS if command == "eval.py" else SHEAR["distance"].choices
+    assert {value.strip("(),.") for value in words} >= set(values)
     if command == "train.py":
         for words, steps in (("", 40), ("--model M ", 300), ("--smoke ", 4)):
             text = " ".join(said(command, f"{words}--help").split())

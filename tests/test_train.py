@@ -114,12 +114,12 @@ def test_the_default_of_generate_batch_is_decided_once(tmp_path, quick, monkeypa
     printed = " ".join(capsys.readouterr().out.split())
     assert " tokens, 5 generated at a time; 1 update(s) per step" in printed
     generate_together(monkeypatch, 9)
-    sampler = Mock(wraps=harness.run.fast_rollout)
+    sampler = Mock(wraps=harness.run.rollout)
     replace_sampler(monkeypatch, sampler)
     for flags, batch in (("--steps 2", 5), ("--steps 3 --generate-batch 3", 3), ("--steps 4", 3)):
         sampler.reset_mock()
         assert train.main(["--resume", str(tmp_path / "run"), *flags.split()]) == 0
-        assert {call.kwargs["generate_batch"] for call in sampler.call_args_list} == {batch}
+        assert {call.kwargs["batch_size"] for call in sampler.call_args_list} == {batch}
         settings = json.loads((tmp_path / "run" / "config.json").read_text())
         assert settings["generate_batch"] == batch and settings["program"] == "shear train"
 

@@ -1,4 +1,4 @@
-"""README's table of default runs: five seeds of `python train.py`, with SHEAR and with GRPO.
+"""The table of docs/records/results.md: five seeds of `python train.py`, with SHEAR and with GRPO.
 
     for seed in 0 1 2 3 4; do
       python train.py --seed $seed --name shear-$seed
@@ -8,9 +8,9 @@
     python -m docs.records.default_runs                            # default-runs.jsonl -> the table
 
 A row of default-runs.jsonl is a run: its evaluations before and after training, and the reward of
-each step. The table has a line per number, with its mean, lowest and highest value over the seeds,
-and a column per method. The rows that are there, of ten runs, have further metrics: commit 3fe5855,
-one thread of an AMD EPYC, torch 2.13.0, transformers 5.23.0, 2026-11-25.
+each step. The table has a line per number and a column per method: the mean over the seeds, and in
+brackets the lowest and the highest. The rows that are there, of ten runs, have further metrics:
+commit 3fe5855, one thread of an AMD EPYC, torch 2.13.0, transformers 5.23.0, 2026-11-25.
 """
 
 import sys
@@ -19,9 +19,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from harness import files
+from harness import files, tables
 
 ROWS = Path(__file__).with_name("default-runs.jsonl")
+MEASURED = {  # in the evaluations before and after training
+    "greedy": "greedy accuracy",
+    "sampled": "sampled accuracy",
+    "auc": "AUC of the weights",
+    "auc_position": "AUC of position",
+    "auc_step": "AUC of the wrong step",
+    "weight_before": "mean weight before the first error",
+    "weight_after": "mean weight from the first error on",
+}
 
 
 def row_of(run: Path) -> dict:
@@ -47,5 +56,14 @@ for name in ("before.greedy", "before.sampled", "after.greedy", "after.sampled")
 for steps in (slice(15, 25), slice(30, 40)):
     means = [np.mean(rewards[steps]) for rewards in runs["reward"]]
     runs[f"reward in training, steps {steps.start + 1}-{steps.stop}"] = means
-numbers = runs.select_dtypes("number").groupby("method").agg(["mean", "min", "max"])
-print(numbers.round(3).T.to_string())
+numbers = {}  # name in the table -> column of `runs`
+for name, title in MEASURED.items():
+    numbers |= {f"{title}, {when}": f"{when}.{name}" for when in ("before", "after")}
+numbers |= {name: name for name in runs if name.startswith("reward in")}
+table = []
+for title, name in numbers.items():
+    line = {"mean of five seeds (lowest-highest)": title}
+    for method, values in runs[name].groupby("method"):
+        line[method] = f"{values.mean():.3f} ({values.min():.3f}-{values.max():.3f})"
+    table.append(line)
+print("\n".join(tables.markdown(table)))

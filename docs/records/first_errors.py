@@ -12,7 +12,8 @@ import torch
 
 from credit.tokens import tokens_of
 from docs.records.words_start import load_start
-from fast.rollout import fast_rollout
+from fast.generate import fast_generate
+from grpo import rollout
 
 parts = load_start()
 task = parts.task
@@ -21,8 +22,14 @@ torch.manual_seed(1)
 for first in range(0, 32, 8):
     problems = task.train[first : first + 8]
     prompts = [task.prompt(problem) for problem in problems]
-    rollouts = fast_rollout(
-        parts.model, parts.tokenizer, prompts, 8, max_tokens=128, temperature=1.0
+    rollouts = rollout(
+        parts.model,
+        parts.tokenizer,
+        prompts,
+        8,
+        max_tokens=128,
+        temperature=1.0,
+        generate=fast_generate,
     )
     for row, verdict in enumerate(task.verdicts(problems, rollouts)):
         tokens = tokens_of(parts.tokenizer, rollouts, row)

@@ -15,9 +15,9 @@ import torch
 from transformers import GenerationConfig
 
 from docs.records import random_model
+from fast.generate import fast_generate
 from fast.packing import packing_of
-from fast.rollout import fast_rollout
-from grpo import rollout, stop_ids
+from grpo import hf_generate, rollout, stop_ids
 from harness import parallel, report
 
 limit = int(sys.argv[1])
@@ -33,8 +33,10 @@ def sample(way: str, max_tokens: int) -> list[int]:
     if way == "batch":
         return sample_in_batch(max_tokens)
     torch.backends.cuda.enable_cudnn_sdp(way == "cudnn")
-    sampled = rollout if way == "transformers" else fast_rollout
-    rollouts = sampled(model, tokenizer, prompts, 8, max_tokens=max_tokens, temperature=1.0)
+    generate = hf_generate if way == "transformers" else fast_generate
+    rollouts = rollout(
+        model, tokenizer, prompts, 8, max_tokens=max_tokens, temperature=1.0, generate=generate
+    )
     return rollouts.mask.sum(1).tolist()
 
 

@@ -12,15 +12,23 @@ import torch
 
 from docs.records.words_start import load_start
 from fast import packing
-from fast.rollout import fast_rollout
-from grpo import Policy, score
+from fast.generate import fast_generate
+from grpo import Policy, rollout, score
 
 parts = load_start()
 policy = Policy(parts.model, layout=packing.packing_of(parts.model))
 torch.set_num_threads(1)
 torch.manual_seed(1)
 prompts = [parts.task.prompt(problem) for problem in parts.task.train[:4]]
-rollouts = fast_rollout(parts.model, parts.tokenizer, prompts, 8, max_tokens=128, temperature=1.0)
+rollouts = rollout(
+    parts.model,
+    parts.tokenizer,
+    prompts,
+    8,
+    max_tokens=128,
+    temperature=1.0,
+    generate=fast_generate,
+)
 for short in (48, 1000, 48, 1000, 48, 1000):
     packing.SHORT = short  # prompts shorter than this are not shared
     began = time.perf_counter()

@@ -13,7 +13,7 @@ SAMPLING = ("harness.run", "harness.evaluation", "studies.prefixes")
 def replace_sampler(monkeypatch: pytest.MonkeyPatch, rollout: Callable | None) -> None:
     """Let `rollout` answer in the model's place; None: nothing may be sampled."""
     for module in SAMPLING:
-        monkeypatch.setattr(f"{module}.fast_rollout", rollout)
+        monkeypatch.setattr(f"{module}.rollout", rollout)
 
 
 def generate_together(monkeypatch: pytest.MonkeyPatch, count: int) -> None:

@@ -1,4 +1,4 @@
-"""fast/decode.py: rows that leave the batch change the time alone."""
+"""fast/generate.py: rows that leave the batch change the time alone."""
 
 from functools import partial
 
@@ -8,8 +8,8 @@ from builders.rollouts import random_prompts
 from builders.small_models import family_model
 from scipy.stats import chi2_contingency
 
-from fast import prefill
-from fast.decode import live_rows
+import fast.generate
+from fast.generate import fast_generate, live_rows
 from fast.packing import packing_of
 from grpo import hf_generate
 
@@ -52,7 +52,7 @@ def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatc
     that are read once. A cache that cannot drop rows takes transformers' loop. Models that can pack
     do.
     """
-    monkeypatch.setattr(prefill, "SHORT", 0)
+    monkeypatch.setattr(fast.generate, "SHORT", 0)
     model = family_model(family, **options)
     packing_of(model)
     inputs = [part[torch.arange(4).repeat_interleave(3)] for part in random_prompts([3, 9, 1, 6])]
@@ -65,8 +65,7 @@ def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatc
     for (ids, mask), generate in cases:
         assert torch.equal(generate(model, ids, mask, loop=live_rows), generate(model, ids, mask))
     ids, mask = shared
-    ours = partial(hf_generate, loop=live_rows)
-    read_once = prefill.shared_prefill(ours, model, ids, mask, **LIMITS)
+    read_once = fast_generate(model, ids, mask, **LIMITS)
     assert torch.equal(read_once, generate(model, ids, mask))
     rows = counted(model)
     ids, mask = inputs

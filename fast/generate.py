@@ -1,14 +1,18 @@
-"""Sampling that computes only unfinished rows: for the hook `loop` of `grpo.hf_generate`.
+"""transformers' `generate`, sooner: the hook `generate` of `grpo.rollout`.
 
-    rollout(..., generate=partial(hf_generate, loop=live_rows))
+    rollout(..., generate=fast_generate)
 
-transformers' own loop computes every row until the last one has ended. Here rows that have ended
-leave the batch, and their keys and values the cache, as soon as they are an eighth of it. All else
-is `generate`'s: preparation, processors, stopping criteria. Greedy output is the same; sampled
-tokens are the same until rows leave, and afterwards other draws from the same softmax.
+A group's prompt is read once, not once per rollout: the keys and values of its tokens, except those
+of the last one, are computed once and copied for each rollout. Rollouts that have ended leave the
+batch, and their keys and values the cache, as soon as they are an eighth of it; transformers' own
+loop computes every row until the last one has ended. All else is `generate`'s: preparation,
+processors, stopping criteria. Greedy output is the same; sampled tokens are drawn from the same
+softmax, and are the same until rows leave.
 
-Left out: caches that cannot drop rows, such as the states of linear attention, alone or beside keys
-and values, for which transformers' loop runs; refilling the batch with other prompts.
+Left out, and read once per rollout: prompts of fewer than `fast.packing.SHORT` tokens, prompts of
+models that do not pass `fast.packing.attends_fully`, and a beginning that different prompts share.
+Left out, and computed by transformers' loop: caches that cannot drop rows, such as the states of
+linear attention, alone or beside keys and values. Refilling the batch with other prompts.
 """
 
 from collections.abc import Callable
@@ -16,11 +20,47 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache, GenerationConfig
+from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from fast.packing import SHORT, attends_fully
+from grpo import hf_generate
 
 # Rows leave when at least one in so many has ended, not sooner: each time the cache is copied.
 LEAVING = 8
+
+
+def fast_generate(
+    model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor, **options: Any
+) -> Tensor:
+    """Sample as `hf_generate` does, whose `options` these are: (b, P) -> (b, T) ids."""
+    cache = read_prompts(model, prompt_ids, prompt_mask)
+    return hf_generate(
+        model, prompt_ids, prompt_mask, loop=live_rows, past_key_values=cache, **options
+    )
+
+
+@torch.no_grad()
+def read_prompts(
+    model: PreTrainedModel, prompt_ids: Tensor, prompt_mask: Tensor
+) -> DynamicCache | None:
+    """Each row's keys and values of its prompt (b, P), but for the last token's.
+
+    Adjacent equal prompts are read once. None where no two are equal, or prompts are left out.
+    """
+    rows = torch.stack([prompt_ids, prompt_mask.long()], 1)  # (b, 2, P)
+    # (prompts, 2, P), and the number of each row's prompt, (b,): 0, 0, 1, ...
+    prompts, prompt_of_row = rows.unique_consecutive(dim=0, return_inverse=True)
+    all_differ = len(prompts) == len(rows)
+    if all_differ or prompt_ids.shape[1] < SHORT or not attends_fully(model.config):
+        return None
+    ids, mask = prompts[:, :, :-1].unbind(1)  # (prompts, P - 1), (prompts, P - 1)
+    positions = (mask.cumsum(1) - 1).clamp_min(0)  # (prompts, P - 1), as `generate` counts them
+    cache = model.base_model(
+        ids, attention_mask=mask, position_ids=positions, use_cache=True
+    ).past_key_values
+    cache.reorder_cache(prompt_of_row)  # to one row per rollout
+    return cache
 
 
 @torch.no_grad()
