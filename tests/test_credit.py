@@ -42,9 +42,14 @@ class Told(Batch):
     task: Task | None = None
 
 
+def as_told(batch: Batch, **known) -> Told:
+    """The batch with what is known besides."""
+    return Told(**vars(batch) | known)
+
+
 def context_of(batch: Batch, config: TrainConfig, step: int = 3) -> Context:
     """What is known besides the batch, `step` steps done."""
-    told = Told(**vars(batch))
+    told = as_told(batch)
     parts = Parts(config, told.task, None, told.tokenizer, prm=())
     return credit_context(parts, told.policy, step)
 
@@ -112,7 +117,7 @@ def worked_responses(lines: int) -> Told:
     scored = score(policy, rollouts, temperature=1.0, micro_tokens=300)._asdict()
     rewards = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0])
     batch = batch_of(rewards, rollouts, 4, problems=problems, **scored)
-    return Told(**vars(batch), policy=policy, tokenizer=tokenizer, task=task)
+    return as_told(batch, policy=policy, tokenizer=tokenizer, task=task)
 
 
 def score_lines(prm, questions, rollouts, tokenizer=None, step_end="\n", micro_tokens=0):
@@ -563,7 +568,7 @@ def test_cliff(prefix):
         return None if place is None else toy.FirstError(place, "copy", place + 1)
 
     task = Task("embedded", [], [], None, None, first_error=first_error)
-    batch = Told(**vars(batch), tokenizer=NumberTokenizer(), task=task)
+    batch = as_told(batch, tokenizer=NumberTokenizer(), task=task)
     ours = assign("cliff", batch, f"prefix={prefix}")
     expected = batch.A * batch.mask
     for group, mu in ((range(6), 2 / 5), (range(6, 12), 4 / 6)):
@@ -885,8 +890,9 @@ def test_finepo_against_a_loop_by_its_formula(told, scores, alpha, bound):
     options = [f"alpha={alpha}", f"bound={bound}"] if alpha != 0.5 else []
     ours = assign("finepo", told, *options)
     for row, (good, step) in enumerate(scores):
-        given = told.advantages[row].item(), good.tolist(), step.tolist()
-        expected = torch.tensor(slow_finepo(*given, alpha, bound))
+        advantage = told.advantages[row].item()
+        credit = slow_finepo(advantage, good.tolist(), step.tolist(), alpha, bound)
+        expected = torch.tensor(credit)
         assert_close(ours[row, : len(step)], expected, atol=1e-6, rtol=1e-5)
     thrice = replace(told, advantages=3 * told.advantages)
     assert_close(assign("finepo", thrice, *options), 3 * ours)
@@ -987,7 +993,7 @@ def test_the_oracle_can_keep_the_sum_of_a_rollout():
         return place and toy.FirstError(place[0], "copy", place[1])
 
     task = Task("embedded", [], [], None, None, first_error=first_error)
-    batch = Told(**vars(batch), tokenizer=NumberTokenizer(), task=task)
+    batch = as_told(batch, tokenizer=NumberTokenizer(), task=task)
     plain, ours = assign("oracle", batch), assign("oracle", batch, "mass=1")
     for row, place in enumerate(steps):
         length = int(batch.lengths[row])

@@ -337,8 +337,11 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
         rows = len(prompts) * count
         # a token of its own, and the stop
         ids = torch.tensor([[20 + row, 1] for row in range(rows)])
-        padded = pad_left(np.repeat(np.array(prompts), count, 0).tolist(), 0, "cpu")
-        return Rollouts(*padded, ids, ids > 0, torch.zeros(rows).bool(), [""] * rows)
+        prompts = np.repeat(np.array(prompts), count, 0).tolist()
+        prompt_ids, prompt_mask = pad_left(prompts, 0, "cpu")
+        return Rollouts(
+            prompt_ids, prompt_mask, ids, ids > 0, torch.zeros(rows).bool(), [""] * rows
+        )
 
     def grade(text, reference):
         graded.append(text)
