@@ -108,8 +108,7 @@ def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
     """Yield (reason, its cause) once, of tests in one cell and the program in another.
 
     The tests' cell is forked when the program's is ready. After a pass, or a failure with a cause,
-    one cell with both follows, and its failure counts. It knows what is expected, so it must leave
-    nothing behind, which only the level `strict` promises.
+    one cell with both follows if the job says so, and its failure counts.
     """
     import socket  # slow to import, and not needed for scripts
 
@@ -144,7 +143,7 @@ def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
         reason = REASONS.get(status, reason)
     passed = reason == "correct"
     in_doubt = passed or (cause and reason != "infra_error")
-    if in_doubt and not helpers and job["level"] == "strict":
+    if in_doubt and job["beside"]:
         ended, data = run_cell(run_beside, {}, 4, job, deadline)
         if data not in (b"correct", b"unsupported"):
             reason = "wrong" if ended == "ok" else ended
