@@ -232,15 +232,16 @@ def clean_up(folder: str, stranger: int | None) -> None:
 
 
 def kill_rest(stranger: int | None) -> None:
-    """End every process that a program has left; orphans are children of this process."""
+    """End every process that a program has left.
+
+    Orphans become children of this process, so that killing its children reaches all.
+    """
     deadline = time.monotonic() + KILLING
     while time.monotonic() < deadline:
         if stranger is None:
-            for process in descendants(os.getpid()):
-                try:
-                    os.kill(process, SIGKILL)
-                except ProcessLookupError:  # it has ended meanwhile
-                    continue
+            with open("/proc/thread-self/children") as file:
+                for process in file.read().split():
+                    os.kill(int(process), SIGKILL)
         else:
             run_as(stranger, lambda: os.kill(-1, SIGKILL))  # all processes of this user at once
         try:
@@ -262,22 +263,6 @@ def run_as(stranger: int | None, act: Callable) -> None:
         finally:
             os._exit(0)
     os.waitpid(child, 0)
-
-
-def descendants(root: int) -> list[int]:
-    """The processes below `root`."""
-    children: dict[int, list[int]] = {}
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                parent = int(file.read().rpartition(b")")[2].split()[1])
-        except OSError:  # it has ended meanwhile
-            continue
-        children.setdefault(parent, []).append(int(name))
-    tree = [root]
-    for process in tree:  # grows
-        tree += children.get(process, [])
-    return tree[1:]
 
 
 def count_processes() -> int:
