@@ -167,17 +167,14 @@ def run_cell(
     output, pipe = os.pipe()
     cell = Cell(target, {**files, report: pipe}, job, secret)
     os.close(pipe)
-    poll = select.poll()
-    poll.register(output, select.POLLIN)
-    poll.register(0, select.POLLIN)
     data = bytearray()
     reason = ""
     while not reason:
-        events = dict(poll.poll(max(0.0, deadline - time.monotonic()) * 1000))
-        if 0 in events:
+        ready = select.select([output, 0], [], [], max(0.0, deadline - time.monotonic()))[0]
+        if 0 in ready:
             cell.stop()
             sys.exit()
-        if not events or time.monotonic() > deadline:
+        if not ready or time.monotonic() > deadline:
             reason = "timeout"
         else:
             chunk = os.read(output, 2**16)
@@ -374,8 +371,7 @@ def run(source: str, name: str, helpers: str = "") -> types.ModuleType:
     sys.modules[name] = module
     try:
         code = compile(source, "program.py", "exec")
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        # the last two: nested too deeply
+    except Exception:  # also RecursionError and MemoryError, of what is nested too deeply
         os._exit(UNREADABLE)
     try:
         exec(code, module.__dict__)
