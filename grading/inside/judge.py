@@ -76,7 +76,7 @@ LOADED = {
 }
 # Statements that check nothing.
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-DOUBT = "the tests use a class, a global or the identity of objects, which differ across the wall"
+DOUBT = "the tests use classes, globals, files or identity, which differ across the wall"
 
 
 def across(file: BufferedRWPair, tests: dict) -> tuple[str, str]:
@@ -230,7 +230,7 @@ def subjects(trees: list[ast.Module], candidates: dict) -> set[str]:
     return found
 
 
-def for_data(function: Callable, own: Handle) -> Callable:
+def for_data(function: Callable, own: Callable) -> Callable:
     """Python's function, or the candidate's own if the tests built an argument."""
 
     def call(*args: object, **options: object) -> object:
@@ -243,13 +243,13 @@ def for_data(function: Callable, own: Handle) -> Callable:
 def in_doubt(nodes: list[ast.AST], candidates: dict) -> bool:
     """Whether what the tests need of the candidate may differ across the wall.
 
-    They read a global that is no function, or compare identity. Or they use a class: a name with a
-    capital letter, and somewhere an attribute that no constant has, but not of a module or a
-    parameter, or a comparison of two objects of one class.
+    They open files, read a global that is no function, or compare identity. Or they use a class: a
+    name with a capital letter, and somewhere an attribute that no constant has, but not of a module
+    or a parameter, or a comparison of two objects of one class.
     """
     called = set(names_in(node.func for node in nodes if isinstance(node, ast.Call)))
     free = candidates.keys() - bound_in(nodes)
-    if any(not callable(candidates[name]) for name in free - called):
+    if "open" in called or any(not callable(candidates[name]) for name in free - called):
         return True
     classes = {name for name in free - LIBRARY.keys() if name[0].isupper()}
     no_objects = defined_in(nodes) | MODULES.keys()
