@@ -197,18 +197,18 @@ def forbid_name_spaces() -> None:
 
 
 def enter_folder(stranger: int | None) -> str:
-    """Make a temporary directory, work in its `home`, and return the directory's path.
+    """Make a temporary directory, work in it, and return its path.
 
-    The program's user owns `home` but cannot rename it. Orphans of the program become this
-    process's children.
+    It belongs to the program's group, so that the program can neither rename nor open it to others.
+    Orphans of the program become this process's children.
     """
     check(libc.prctl(PR_SET_CHILD_SUBREAPER, 1), "subreaper")
     folder = f"/tmp/program-{os.getpid()}-{time.time_ns()}"
-    os.mkdir(folder, 0o711)
-    os.mkdir(f"{folder}/home", 0o700)
+    os.mkdir(folder, 0o700)
     if stranger is not None:
-        os.chown(f"{folder}/home", stranger, stranger)
-    os.chdir(f"{folder}/home")
+        os.chown(folder, -1, stranger)
+        os.chmod(folder, 0o770)
+    os.chdir(folder)
     return folder
 
 
@@ -220,15 +220,11 @@ def clean_up(folder: str, stranger: int | None) -> None:
     try:
         kill_rest(stranger)
         # the program may have forbidden or deeply nested its directories
-        remove = 'cd "$0" && chmod -R u+rwx home; rm -rf home'
+        remove = 'chmod -R u+rwx "$0"; rm -rf "$0"'
         run_as(stranger, lambda: os.execl("/bin/sh", "sh", "-c", remove, folder))
-    except OSError:  # for example, no process can be forked
+        os.rmdir(folder)  # the program's user can only empty it
+    except OSError:  # no process can be forked, or the folder is gone already, or left behind
         return
-    for path in (f"{folder}/home", folder):  # the program's user could not remove `home` itself
-        try:
-            os.rmdir(path)
-        except OSError:  # removed already, or left behind
-            continue
 
 
 def kill_rest(stranger: int | None) -> None:
@@ -258,6 +254,7 @@ def run_as(stranger: int | None, act: Callable) -> None:
     if child == 0:
         try:
             if stranger is not None:
+                os.setresgid(stranger, stranger, stranger)
                 os.setresuid(stranger, stranger, stranger)
             act()
         finally:
