@@ -4,7 +4,7 @@
     beside(module, tests)  in the program's own process, as any harness runs them
 
 Both return a reason: "correct", "wrong", "crashed", "memory", "output", "infra_error" if the tests
-cannot be run, or "unsupported" if they need what cannot cross the wall. A pass beside proves
+cannot be read, or "unsupported" if they need what cannot cross the wall or is not installed. A pass beside proves
 nothing, as the program sees there what is expected, but a failure does. A failure across proves
 nothing if it has a cause, which `across` returns, too: where the wall differs from Python.
 
@@ -128,8 +128,7 @@ def outcome(run: Callable[[], bool]) -> tuple[str, str]:
         if hasattr(error, "candidate"):
             return "memory" if isinstance(error, MemoryError) else "crashed", ""
         if isinstance(error, Unsupported | ImportError):
-            kind = "unsupported" if isinstance(error, Unsupported) else "infra_error"
-            return kind, str(error)[:500]
+            return "unsupported", str(error)[:500]
         return "wrong", ""
 
 

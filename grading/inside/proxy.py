@@ -201,8 +201,7 @@ class Link:
             except Exception as error:  # it has ended, or the message is forged
                 self.dead = "output" if isinstance(error, TooLong) else "crashed"
                 raise Died from None
-            if sys.stdout is not sys.__stdout__:  # the tests have redirected standard output
-                sys.stdout.write(str(printed))
+            sys.stdout.write(str(printed))  # the tests may have redirected it
         if not failed:
             return value
         if isinstance(value, StopIteration) and operation != "next":

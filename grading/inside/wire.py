@@ -40,9 +40,24 @@ class TooLong(ValueError):
 # Types that JSON lacks, each rebuilt from what `__reduce_ex__` tells of it: arguments, items of a
 # list, pairs of a dict. A subclass stands before its bases, since the first match counts.
 REDUCED = (
-    *(collections.defaultdict, collections.Counter, collections.OrderedDict, collections.deque),
-    *(dict, set, frozenset, bytearray, complex, slice, range, decimal.Decimal, fractions.Fraction),
-    *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
+    collections.defaultdict,
+    collections.Counter,
+    collections.OrderedDict,
+    collections.deque,
+    dict,
+    set,
+    frozenset,
+    bytearray,
+    complex,
+    slice,
+    range,
+    decimal.Decimal,
+    fractions.Fraction,
+    datetime.datetime,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.timezone,
     time.struct_time,
 )
 # The types that `decode` builds, but for named tuples.
