@@ -33,14 +33,14 @@ FLOORS = [
 ROOMS = dict(
     root=7741,
     fast=2711,
-    grading=8350,
+    grading=8151,
     tasks=7906,
     credit=10299,
     harness=15977,
     integrations=2823,
     studies=10754,
     learn=1890,
-    tests=74444,
+    tests=74531,
 )
 # Constructs that make a line hard to read, outside of tests, at most.
 DENSITY = {

@@ -106,7 +106,7 @@ def test_an_object_that_always_agrees_never_passes(claim, link):
         b'{"dict": [[], [], [[[], 1]]]}', b'{"unknown": 1}', b'{"a": 1, "b": 2}', b'{"set": [[], [1], []]}',
         b'{"Decimal": [["x"], [], []]}', b'{"object": ["a", []]}', b'{"object": [0, ["__add__"]]}', b'{"builtin": "print"}',
         b'{"class": [["builtins", "print"]]}', b'{"tuple": [[1], ["P", ["class"]]]}',
-        b'{"error": [[["builtins", "print"]], [], {"dict": [[], [], []]}, null, ""]}',
+        b'{"error": [[["builtins", "print"]], {"dict": [[], [], []]}, null, ""]}',
     ],
 )  # fmt: skip
 def test_a_forged_message_is_the_candidates_end(value):

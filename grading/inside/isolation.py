@@ -230,7 +230,8 @@ def clean_up(folder: str, stranger: int | None) -> None:
 def kill_rest(stranger: int | None) -> None:
     """End every process that a program has left.
 
-    Orphans become children of this process, so that killing its children reaches all.
+    Orphans become children of this process, so that killing its children reaches all. If the grader
+    is not root, this needs a kernel with CONFIG_PROC_CHILDREN, which distributions have.
     """
     deadline = time.monotonic() + KILLING
     while time.monotonic() < deadline:

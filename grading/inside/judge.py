@@ -4,9 +4,10 @@
     beside(module, tests)  in the program's own process, as any harness runs them
 
 Both return a reason: "correct", "wrong", "crashed", "memory", "output", "infra_error" if the tests
-cannot be read, or "unsupported" if they need what cannot cross the wall or is not installed. A pass beside proves
-nothing, as the program sees there what is expected, but a failure does. A failure across proves
-nothing if it has a cause, which `across` returns, too: where the wall differs from Python.
+cannot be read, or "unsupported" if they need what cannot cross the wall or is not installed. A pass
+beside proves nothing, as the program sees there what is expected, but a failure does. A failure
+across proves nothing if it has a cause, which `across` returns, too: where the wall differs from
+Python.
 
 The keys of the tests tell their kind (`rewards.py` lists them). Calls with expected values run
 across alone. The tests are trusted code.
@@ -67,12 +68,6 @@ OF_NUMPY = {
         "assert_allclose assert_almost_equal assert_array_almost_equal "
         "assert_array_almost_equal_nulp assert_array_equal assert_equal"
     ).split(),
-}
-# What `load` changes -> what tests that use it have.
-LOADED = {
-    "numpy": "numpy",
-    "numpy.testing": r"\bnp\.testing|numpy.*testing",
-    "unittest": "unittest",
 }
 # Statements that check nothing.
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
@@ -155,8 +150,8 @@ def read(tests: dict) -> list[ast.Module]:
     statements = itertools.chain.from_iterable(tree.body for tree in trees)
     if all(isinstance(statement, DEFINITIONS) for statement in statements):
         raise ValueError("they define, but check nothing")
-    for module, sign in LOADED.items():
-        if re.search(sign, source):
+    for module in (*OF_NUMPY, "unittest"):
+        if module.rpartition(".")[2] in source:
             with contextlib.suppress(ImportError):  # the test may expect it
                 load(module)
     return trees

@@ -112,10 +112,9 @@ class Inside:
         lineage = [[base.__module__, base.__qualname__] for base in kind.__mro__]
         if isinstance(value, type):
             return {"class": lineage}
-        # of OSError, `args` lacks the file's name
-        args = value.__reduce__()[1] if isinstance(value, OSError) else value.args
-        content = [lineage, [*args], vars(value), value.__cause__, str(value)]
-        return {"error": encode(content, self.describe)}
+        own = {name: getattr(value, name, None) for name in dir(value) if name[0] != "_"}
+        own = {name: item for name, item in own.items() if not callable(item)}
+        return {"error": encode([lineage, own, value.__cause__, str(value)], self.describe)}
 
     def resolve(self, description: dict) -> Value:
         """The value that the outside describes."""
@@ -234,11 +233,14 @@ class Link:
             own = {name: SPECIAL[name] for name in [*names, "__getitem__"]}  # of generic classes
             own |= {"_link": self, "_number": int(number), "_built": self.built}
             return self.handles.setdefault(number, type("Handle", (Handle,), own)())
-        lineage, args, own, cause, text = decode(content, self.resolve)
+        lineage, own, cause, text = decode(content, self.resolve)
         error_class = self.exception_class(lineage)
-        error = error_class.__new__(error_class, *args)
+        error = error_class.__new__(error_class, *own["args"])
+        for name, item in own.items():
+            with contextlib.suppress(AttributeError, TypeError):
+                setattr(error, name, item)
         error.__cause__ = cause
-        vars(error).update(own, candidate=True, text_inside=text)
+        vars(error).update(candidate=True, text_inside=text)
         return error
 
     def exception_class(self, lineage: list) -> type[BaseException]:
