@@ -90,7 +90,7 @@ def across(file: BufferedRWPair, tests: dict) -> tuple[str, str]:
         python = library(nodes)
         candidates.update(candidates_of(link, nodes, python))
         own = {name: candidates[name] for name in subjects(trees, candidates)}
-        shared = [name for name in python.keys() - own.keys() if name in candidates]
+        shared = candidates.keys() & python.keys() - own.keys() - bound_in(nodes)
         for name in shared:
             if isinstance(candidates[name], Handle) and name not in COMPARISONS:
                 python[name] = for_data(python[name], candidates[name])
@@ -180,15 +180,15 @@ def bound_in(nodes: list[ast.AST]) -> set:
 
 def library(nodes: list[ast.AST]) -> dict:
     """Python's own values of names that the tests use without an import, and modules."""
-    bound = bound_in(nodes)
+    assigned = set(names_in(nodes, ast.Store))
     values: dict = {}
     for node in nodes:
-        if isinstance(node, ast.Name) and node.id in LIBRARY.keys() - bound:
+        if isinstance(node, ast.Name) and node.id in LIBRARY:
             values.setdefault(node.id, getattr(load(LIBRARY[node.id]), node.id))
         # `queue` in `queue.put(1)` is no module
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             name = node.value.id
-            if name in MODULES.keys() - bound and hasattr(load(MODULES[name]), node.attr):
+            if name in MODULES.keys() - assigned and hasattr(load(MODULES[name]), node.attr):
                 values[name] = load(MODULES[name])
     return values
 
@@ -210,17 +210,17 @@ def candidates_of(link: Link, nodes: list[ast.AST], known: dict) -> dict:
 def subjects(trees: list[ast.Module], candidates: dict) -> set[str]:
     """The candidate's names that the tests are about.
 
-    Of the library's names, as in `gcd(4, 6) == 2`, one that a text has without another name of the
-    candidate's, and without a variable of an earlier text.
+    Of the library's names, as in `gcd(4, 6) == 2`, one that a statement has without another name of
+    the candidate's, and without a variable of an earlier statement.
     """
     found = candidates.keys() - LIBRARY.keys()
     others = set(found)
-    for tree in trees:
-        names = set(names_in(ast.walk(tree)))
-        own = names & candidates.keys()
+    for statement in itertools.chain.from_iterable(tree.body for tree in trees):
+        names = set(names_in(ast.walk(statement)))
+        own = names & candidates.keys() - COMPARISONS
         if names.isdisjoint(others) and len(own) == 1:
             found |= own
-        others.update(names_in(ast.walk(tree), ast.Store))
+        others.update(names_in(ast.walk(statement), ast.Store))
     return found
 
 
