@@ -263,6 +263,8 @@ class Link:
 
 
 def _asked(operation: str) -> Callable:
+    """A method that asks the inside about another handle and this one, as in `isinstance`."""
+
     def method(self: "Handle", other: object) -> bool:
         return isinstance(other, Handle) and self._link.ask(operation, other, self) is True
 
