@@ -24,7 +24,7 @@ START = 120  # seconds allowed for importing math-verify
 
 
 class Worker:
-    """A process that runs `answers.compare`."""
+    """A process that runs `answers.compare`. Raises OSError if it does not start."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -37,37 +37,27 @@ class Worker:
         assert self.process.stdin and self.process.stdout  # they are pipes
         self.stdin = self.process.stdin
         self.stdout = self.process.stdout
-        self.ready = False
+        if self.listen(START) != "ready":
+            self.stop()
+            raise OSError("a worker of math-verify does not start")
 
     def ask(self, answer: str, gold: str, timeout_s: float) -> str:
-        """Have two answers compared; returns the reason for the verdict.
-
-        Raises TimeoutError without an answer in time, EOFError or BrokenPipeError if the process
-        dies, OSError if it did not start.
-        """
-        if not self.ready:
-            with contextlib.suppress(TimeoutError, EOFError):
-                self.ready = self.listen(START) == "ready"
-        if not self.ready:
-            raise OSError("a worker of math-verify does not start")
-        self.stdin.write(json.dumps([answer, gold, timeout_s]).encode() + b"\n")
-        self.stdin.flush()
+        """Have two answers compared; returns what `listen` returns, in time the reason."""
+        with contextlib.suppress(BrokenPipeError):  # it has died
+            self.stdin.write(json.dumps([answer, gold, timeout_s]).encode() + b"\n")
+            self.stdin.flush()
         return self.listen(timeout_s)
 
     def listen(self, timeout_s: float) -> str:
-        """The worker's next line.
+        """The worker's next line, "timeout", or nothing if the process died.
 
-        Once its first byte can be read, the rest follows: the worker writes whole lines. Raises
-        TimeoutError, or EOFError if the process died.
+        Once its first byte can be read, the rest follows: the worker writes whole lines.
         """
         poll = select.poll()
         poll.register(self.stdout, select.POLLIN)
         if not poll.poll(timeout_s * 1000):
-            raise TimeoutError
-        line = self.stdout.readline()
-        if not line:
-            raise EOFError
-        return line.decode().strip()
+            return "timeout"
+        return self.stdout.readline().decode().strip()
 
     def stop(self) -> None:
         """Kill the process and wait for its end."""
@@ -89,20 +79,15 @@ def in_worker(answer: str, gold: str, timeout_s: float) -> str:
         with _lock:
             while _idle and _idle[-1].process.poll() is not None:
                 _idle.pop().stop()  # it died while idle
-            worker = _idle.pop() if _idle else Worker()
-        reason = ""
-        try:
-            reason = worker.ask(answer, gold, timeout_s)
-        except TimeoutError:
-            return "timeout"
-        except (EOFError, BrokenPipeError):
-            continue
-        finally:
-            if not reason:
-                worker.stop()
-        with _lock:
+            worker = _idle.pop() if _idle else None
+        worker = worker or Worker()
+        reason = worker.ask(answer, gold, timeout_s)
+        if reason in ("", "timeout"):
+            worker.stop()
+        else:
             _idle.append(worker)
-        return reason
+        if reason:
+            return reason
     return "crashed"
 
 

@@ -13,6 +13,8 @@ from it later is empty, too; text for a test that evaluates its candidate's text
 docs/records/grading.md lists all of these.
 """
 
+import warnings
+
 import pytest
 from builders.case_files import cases
 
@@ -20,6 +22,12 @@ from grading import sandbox
 from grading.sandbox import SandboxError
 from rewards import Verdict, grade_all, grade_code
 
+# Of verdict 0, what only the tests beside the program find: objects that are two across the wall,
+# and programs that change when they see what is expected.
+BESIDE = set(
+    "shallow_copy same_rows same_object_humaneval kept_list global_kept warns leaves_file "
+    "forged_failure forged_no_verdict forged_reply slow_beside".split()
+)
 SHARED = [[1]]  # one object in several places
 # What no line of the file can hold: name, reward, program, tests.
 OTHERS = [
@@ -66,6 +74,20 @@ def cheats() -> dict:
 
 
 @pytest.fixture(scope="module")
+def cheats_alone() -> dict:
+    """The verdicts where no tests run beside the program, as at the level `process`."""
+    supervise = sandbox.supervise
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # an argument that cannot cross gets no verdict
+        patch.setattr(
+            sandbox,
+            "supervise",
+            lambda job, tests=None: supervise(job | {"beside": False}, tests),
+        )
+        return graded_strictly(0.0)
+
+
+@pytest.fixture(scope="module")
 def honest() -> dict:
     return graded(1.0, "auto")
 
@@ -80,6 +102,12 @@ def undecided() -> dict:
 def test_a_cheat_scores_zero(name, cheats):
     """The score is 0 and not None, as a cheat must not leave its group either."""
     assert cheats[name].reward == 0.0
+
+
+@pytest.mark.parametrize("name", [name for name in names(0.0) if name not in BESIDE])
+def test_no_cheat_passes_the_wall_alone(name, cheats_alone):
+    """Where the sandbox's level leaves out the second run."""
+    assert cheats_alone[name].reward != 1.0
 
 
 @pytest.mark.parametrize("name", names(1.0))

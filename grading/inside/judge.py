@@ -4,9 +4,10 @@
     beside(module, tests)  in the program's own process, as any harness runs them
 
 Both return a reason: "correct", "wrong", "crashed", "memory", "output", "infra_error" if the tests
-cannot be run, or "unsupported" if they need what cannot cross the wall. A pass beside proves
-nothing, as the program sees there what is expected, but a failure does. A failure across proves
-nothing if it has a cause, which `across` returns, too: where the wall differs from Python.
+cannot be read, or "unsupported" if they need what cannot cross the wall or is not installed. A pass
+beside proves nothing, as the program sees there what is expected, but a failure does. A failure
+across proves nothing if it has a cause, which `across` returns, too: where the wall differs from
+Python.
 
 The keys of the tests tell their kind (`rewards.py` lists them). Calls with expected values run
 across alone. The tests are trusted code.
@@ -68,15 +69,9 @@ OF_NUMPY = {
         "assert_array_almost_equal_nulp assert_array_equal assert_equal"
     ).split(),
 }
-# What `load` changes -> what tests that use it have.
-LOADED = {
-    "numpy": "numpy",
-    "numpy.testing": r"\bnp\.testing|numpy.*testing",
-    "unittest": "unittest",
-}
 # Statements that check nothing.
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
-DOUBT = "the tests use a class, a global or the identity of objects, which differ across the wall"
+DOUBT = "the tests use classes, globals, files or identity, which differ across the wall"
 
 
 def across(file: BufferedRWPair, tests: dict) -> tuple[str, str]:
@@ -92,12 +87,19 @@ def across(file: BufferedRWPair, tests: dict) -> tuple[str, str]:
     def run() -> bool:
         if "fn_name" in tests:
             return run_calls(link, tests)
-        names = library(nodes)
-        candidates.update(candidates_of(link, nodes, names))
-        for name in names.keys() & candidates.keys():
-            names[name] = for_data(name, names[name], candidates[name])
-        names |= {name: candidates[name] for name in subjects(trees, candidates)}
-        return execute(trees, types.ModuleType("__main__"), names)
+        python = library(nodes)
+        candidates.update(candidates_of(link, nodes, python))
+        own = {name: candidates[name] for name in subjects(trees, candidates)}
+        shared = candidates.keys() & python.keys() - own.keys() - bound_in(nodes)
+        for name in shared:
+            if isinstance(candidates[name], Handle) and name not in COMPARISONS:
+                python[name] = for_data(python[name], candidates[name])
+        execute(trees, candidates | python | own)
+        # the checks hold with each of the program's other names, too
+        for name in shared:
+            with contextlib.suppress(Unsupported):
+                execute(trees, candidates | python | own | {name: candidates[name]})
+        return True
 
     reason, cause = outcome(run)
     return link.dead or reason, cause or DOUBT * in_doubt(nodes, candidates)
@@ -109,7 +111,7 @@ def beside(module: types.ModuleType, tests: dict) -> str:
     if "entry_point" in tests:
         del trees[1:3]  # the prompt, with which the program begins
     names = library(nodes_of(trees)) | vars(module) | {"__name__": "__main__"}
-    return outcome(lambda: execute(trees, module, names))[0]
+    return outcome(lambda: execute(trees, names, module))[0]
 
 
 def outcome(run: Callable[[], bool]) -> tuple[str, str]:
@@ -121,8 +123,7 @@ def outcome(run: Callable[[], bool]) -> tuple[str, str]:
         if hasattr(error, "candidate"):
             return "memory" if isinstance(error, MemoryError) else "crashed", ""
         if isinstance(error, Unsupported | ImportError):
-            kind = "unsupported" if isinstance(error, Unsupported) else "infra_error"
-            return kind, str(error)[:500]
+            return "unsupported", str(error)[:500]
         return "wrong", ""
 
 
@@ -149,8 +150,8 @@ def read(tests: dict) -> list[ast.Module]:
     statements = itertools.chain.from_iterable(tree.body for tree in trees)
     if all(isinstance(statement, DEFINITIONS) for statement in statements):
         raise ValueError("they define, but check nothing")
-    for module, sign in LOADED.items():
-        if re.search(sign, source):
+    for module in (*OF_NUMPY, "unittest"):
+        if module.rpartition(".")[2] in source:
             with contextlib.suppress(ImportError):  # the test may expect it
                 load(module)
     return trees
@@ -172,6 +173,11 @@ def defined_in(nodes: list[ast.AST]) -> set:
     return {getattr(node, field, None) for node in nodes for field in ("name", "asname", "arg")}
 
 
+def bound_in(nodes: list[ast.AST]) -> set:
+    """The names that the tests import, define or assign."""
+    return defined_in(nodes).union(names_in(nodes, ast.Store))
+
+
 def library(nodes: list[ast.AST]) -> dict:
     """Python's own values of names that the tests use without an import, and modules."""
     assigned = set(names_in(nodes, ast.Store))
@@ -190,58 +196,57 @@ def library(nodes: list[ast.AST]) -> dict:
 def candidates_of(link: Link, nodes: list[ast.AST], known: dict) -> dict:
     """The candidate's names that the tests mention, with their values.
 
-    `math.isclose` and `sorted` decide in a test, so they are Python's, whatever the candidate
-    defines by these names; but a builtin's name is the candidate's if the tests need no other.
+    `sorted` decides in a test, so it is Python's, whatever the candidate defines by this name; but
+    a builtin's name is the candidate's if the tests need no other.
     """
     modules = {name for name, value in known.items() if isinstance(value, types.ModuleType)}
     mentioned = set(names_in(nodes)) - modules
     others = mentioned - vars(builtins).keys()
     candidates = link.names(others)
-    bound = defined_in(nodes).union(names_in(nodes, ast.Store), LIBRARY)
-    return candidates if candidates or not others <= bound else link.names(mentioned - others)
+    needed = others - bound_in(nodes) - LIBRARY.keys()
+    return candidates if candidates or needed else link.names(mentioned)
 
 
 def subjects(trees: list[ast.Module], candidates: dict) -> set[str]:
     """The candidate's names that the tests are about.
 
-    Of the library's names, as in `gcd(4, 6) == 2`, those in a text that has no other name of the
-    candidate's, and no variable of an earlier text.
+    Of the library's names, as in `gcd(4, 6) == 2`, one that a statement has without another name of
+    the candidate's, and without a variable of an earlier statement.
     """
     found = candidates.keys() - LIBRARY.keys()
     others = set(found)
-    for tree in trees:
-        names = set(names_in(ast.walk(tree)))
-        if names.isdisjoint(others):
-            found |= names & candidates.keys() - COMPARISONS
-        others.update(names_in(ast.walk(tree), ast.Store))
+    for statement in itertools.chain.from_iterable(tree.body for tree in trees):
+        names = set(names_in(ast.walk(statement)))
+        own = names & candidates.keys() - COMPARISONS
+        if names.isdisjoint(others) and len(own) == 1:
+            found |= own
+        others.update(names_in(ast.walk(statement), ast.Store))
     return found
 
 
-def for_data(name: str, function: Callable, own: Callable) -> Callable:
+def for_data(function: Callable, own: Callable) -> Callable:
     """Python's function, or the candidate's own if the tests built an argument."""
 
     def call(*args: object, **options: object) -> object:
         built = any(isinstance(arg, Handle) and arg._built for arg in args)
         return (own if built else function)(*args, **options)
 
-    is_class = isinstance(function, type) and function.__module__ != "itertools"
-    return function if is_class or name in COMPARISONS else call
+    return call
 
 
 def in_doubt(nodes: list[ast.AST], candidates: dict) -> bool:
     """Whether what the tests need of the candidate may differ across the wall.
 
-    They read a global that is no function, or compare identity. Or they use a class: a name with a
-    capital letter, and somewhere an attribute that no constant has, but not of a module or a
-    parameter, or a comparison of two objects of one class.
+    They open files, read a global that is no function, or compare identity. Or they use a class: a
+    name with a capital letter, and somewhere an attribute that no constant has, but not of a module
+    or a parameter, or a comparison of two objects of one class.
     """
-    defined = defined_in(nodes)
-    free = candidates.keys() - defined.union(names_in(nodes, ast.Store))
-    called = names_in(node.func for node in nodes if isinstance(node, ast.Call))
-    if any(not callable(candidates[name]) for name in free.difference(called)):
+    called = set(names_in(node.func for node in nodes if isinstance(node, ast.Call)))
+    free = candidates.keys() - bound_in(nodes)
+    if "open" in called or any(not callable(candidates[name]) for name in free - called):
         return True
     classes = {name for name in free - LIBRARY.keys() if name[0].isupper()}
-    no_objects = defined | MODULES.keys()
+    no_objects = defined_in(nodes) | MODULES.keys()
     no_tests = [node.value for node in nodes if isinstance(node, ast.Expr)]
     for node in nodes:
         used = False
@@ -300,27 +305,23 @@ def without_empty(compare: Callable) -> Callable:
     numpy finds `[]` close to any number.
     """
 
-    def is_empty(value: object) -> bool:
-        with contextlib.suppress(ValueError):  # lists of several lengths are no array
-            return sys.modules["numpy"].size(value) == 0
-        return False
-
     def decide(*args: object, **options: object) -> object:
-        left, right = map(is_empty, [*args, *options.values()][:2])
-        if left == right:
-            return compare(*args, **options)
-        if compare.__name__.startswith("assert"):
-            raise AssertionError("only one of them is empty")
-        return sys.modules["numpy"].False_
+        with contextlib.suppress(ValueError):  # lists of several lengths are no array
+            sizes = list(map(sys.modules["numpy"].size, [*args, *options.values()][:2]))
+            if 0 in sizes and any(sizes):
+                assert not compare.__name__.startswith("assert"), "only one of them is empty"
+                return sys.modules["numpy"].False_
+        return compare(*args, **options)
 
     return decide
 
 
-def execute(trees: list[ast.Module], module: types.ModuleType, names: dict) -> bool:
-    """Run the tests with these names in a module that becomes `__main__`.
+def execute(trees: list[ast.Module], names: dict, module: types.ModuleType | None = None) -> bool:
+    """Run the tests with these names in a module, by default a new one, that becomes `__main__`.
 
     `sys.exit(0)` ends a text without a failure.
     """
+    module = module or types.ModuleType("__main__")
     vars(module).update(names)
     sys.modules["__main__"] = module
     for tree in trees:
@@ -351,18 +352,11 @@ def same(value: object, expected: object) -> bool:
 
     Floats are compared to 1e-6 where one is expected, tuples as lists, and keys as text.
     """
-    if isinstance(expected, list | tuple):
-        return (
-            isinstance(value, list | tuple)
-            and len(value) == len(expected)
-            and all(map(same, value, expected))
-        )
-    if isinstance(expected, dict):
-        return (
-            isinstance(value, dict)
-            and sorted(map(str, value)) == sorted(expected)
-            and all(same(item, expected[str(key)]) for key, item in value.items())
-        )
+    if isinstance(expected, dict) and isinstance(value, dict):
+        value = sorted((str(key), item) for key, item in value.items())
+        expected = sorted(expected.items())
+    if isinstance(expected, list | tuple) and isinstance(value, list | tuple):
+        return len(value) == len(expected) and all(map(same, value, expected))
     if isinstance(expected, float) and isinstance(value, int | float):
         both_nan = value != value and expected != expected
         return both_nan or math.isclose(value, expected, rel_tol=1e-6, abs_tol=1e-6)

@@ -32,11 +32,9 @@ import builtins
 import contextlib
 import io
 import operator
-import os
 import sys
 import types
 from collections.abc import Callable, Collection
-from typing import NoReturn
 
 from wire import (
     EXACT,
@@ -202,12 +200,9 @@ class Link:
             except Exception as error:  # it has ended, or the message is forged
                 self.dead = "output" if isinstance(error, TooLong) else "crashed"
                 raise Died from None
-            if sys.stdout is not sys.__stdout__:  # the tests have redirected standard output
-                sys.stdout.write(str(printed))
+            sys.stdout.write(str(printed))  # the tests may have redirected it
         if not failed:
             return value
-        if isinstance(value, FileNotFoundError) and any(name[0] != "." for name in os.listdir()):
-            raise Unsupported("the tests write files")
         if isinstance(value, StopIteration) and operation != "next":
             raise RuntimeError("StopIteration")
         raise value
@@ -267,6 +262,15 @@ class Link:
         return self.exceptions[name]
 
 
+def _asked(operation: str) -> Callable:
+    """A method that asks the inside about another handle and this one, as in `isinstance`."""
+
+    def method(self: "Handle", other: object) -> bool:
+        return isinstance(other, Handle) and self._link.ask(operation, other, self) is True
+
+    return method
+
+
 class Handle:
     """Stands for an object that stays inside.
 
@@ -295,17 +299,11 @@ class Handle:
             raise AttributeError(name)
         return value
 
-    def __array__(self, *args: object) -> NoReturn:  # it could change while numpy reads it
-        raise TypeError("an object that stays inside is no array")
+    __array__ = None  # it could change while numpy reads it
 
-    def __instancecheck__(self, instance: object) -> bool:
-        return isinstance(instance, Handle) and self._link.ask("isinstance", instance, self) is True
-
-    def __subclasscheck__(self, other: object) -> bool:
-        return isinstance(other, Handle) and self._link.ask("issubclass", other, self) is True
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Handle) and self._link.ask("eq", self, other) is True
+    __eq__ = _asked("eq")
+    __instancecheck__ = _asked("isinstance")
+    __subclasscheck__ = _asked("issubclass")
 
 
 del Handle.__annotations__  # a handle has those of its object

@@ -40,9 +40,24 @@ class TooLong(ValueError):
 # Types that JSON lacks, each rebuilt from what `__reduce_ex__` tells of it: arguments, items of a
 # list, pairs of a dict. A subclass stands before its bases, since the first match counts.
 REDUCED = (
-    *(collections.defaultdict, collections.Counter, collections.OrderedDict, collections.deque),
-    *(dict, set, frozenset, bytearray, complex, slice, range, decimal.Decimal, fractions.Fraction),
-    *(datetime.datetime, datetime.date, datetime.time, datetime.timedelta, datetime.timezone),
+    collections.defaultdict,
+    collections.Counter,
+    collections.OrderedDict,
+    collections.deque,
+    dict,
+    set,
+    frozenset,
+    bytearray,
+    complex,
+    slice,
+    range,
+    decimal.Decimal,
+    fractions.Fraction,
+    datetime.datetime,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    datetime.timezone,
     time.struct_time,
 )
 # The types that `decode` builds, but for named tuples.
@@ -147,12 +162,12 @@ def overwrite(old: Value, new: Value) -> bool:
     """Update a test's argument in place to the content of the candidate's copy.
 
     Nested containers are updated, too. Returns False, without a change, unless both are mutable
-    containers of the same type, or arrays of the same shape and dtype.
+    containers of the same type, or arrays. Raises ValueError for an array of another shape.
     """
     if type(old) is not type(new) or not is_mutable(old):
         return False
     if not isinstance(old, MUTABLE):
-        old[...] = new if old.shape == new.shape and old.dtype == new.dtype else old
+        old[...] = new
         return True
     if isinstance(old, dict | list):
         keys = old.keys() & new.keys() if isinstance(old, dict) else range(min(len(old), len(new)))
