@@ -49,8 +49,8 @@ from harness.tables import (
 )
 from tasks import benchmarks
 from tasks.benchmarks import Loaded
+from tasks.errors import BadInput, printable
 from tasks.problems import choose_template
-from tasks.rows import BadInput, printable
 
 KINDS = "protocol", "data", "models"  # the parts of settings.json that must not change
 

@@ -21,7 +21,7 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from tasks.rows import BadInput, cause
+from tasks.errors import BadInput, cause
 
 
 def add(model: PreTrainedModel, rank: int, seed: int) -> None:

@@ -28,8 +28,8 @@ from transformers import PreTrainedTokenizerBase
 from credit.batch import Batch, effective_weights
 from credit.tokens import tokens_of
 from grpo import Rollouts
+from tasks.errors import printable
 from tasks.problems import Task
-from tasks.rows import printable
 
 
 def positions(mask: Tensor) -> Tensor:

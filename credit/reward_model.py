@@ -40,8 +40,8 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2Model, Qwen2
 
 from credit.tokens import char_starts
 from grpo import Rollouts, cat_padded, pack
+from tasks.errors import BadInput
 from tasks.problems import INSTRUCTIONS
-from tasks.rows import BadInput
 
 SEPARATOR = "<extra_0>"
 EXAMPLE = "Qwen/Qwen2.5-Math-PRM-7B"

@@ -32,7 +32,7 @@ from harness import files
 from harness.config import flat
 from harness.parallel import Ranks, gather, refresh, together
 from harness.run import Run, write_config
-from tasks.rows import BadInput, cause
+from tasks.errors import BadInput, cause
 
 # One process saves and loads as it should; torch warns each time that it is alone.
 warnings.filterwarnings(

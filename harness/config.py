@@ -29,7 +29,7 @@ import tyro
 from credit.settings import Credit, Shear
 from credit.table import NEEDS, options_of
 from harness.paper_tables import PAPER as PAPERS_MODELS
-from tasks.rows import BadInput
+from tasks.errors import BadInput
 from tasks.settings import (
     TASKS,
     Count,

@@ -55,8 +55,9 @@ from harness.parallel import Ranks
 from rewards import Verdict, grade_all, style_of
 from tasks import toy
 from tasks.benchmarks import Loaded
+from tasks.errors import BadInput, bad_input_on_error
 from tasks.problems import Task, choose_template, digest_of, grader, read_answer, text_task
-from tasks.rows import BadInput, bad_input_on_error, from_files
+from tasks.rows import from_files
 
 KEY = itemgetter("model", "benchmark", "seed", "block")  # tells a row's block from the others
 

@@ -25,7 +25,8 @@ from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
 from harness.parallel import Ranks, together
-from tasks.rows import BadInput, bad_input_on_error, check_is_file, text_of
+from tasks.errors import BadInput, bad_input_on_error
+from tasks.rows import check_is_file, text_of
 
 STEP = re.compile(r"step-\d{6,}")  # a folder of ours; a copy beside it has another name
 RESTORE = "restore it, or choose another folder"

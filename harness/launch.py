@@ -30,8 +30,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from harness import parallel
 from harness.config import Machine, TrainConfig, check, rank_of_torchrun, resume, with_values
 from tasks import toy
+from tasks.errors import BadInput, printable
 from tasks.reward import load_reward
-from tasks.rows import BadInput, printable
 from tasks.settings import TASKS
 
 AnyMachine = TypeVar("AnyMachine", bound=Machine)

@@ -25,8 +25,8 @@ from credit import lora
 from grpo import AT_ONCE, HEAD_CHUNK
 from harness.config import Machine, TrainConfig
 from harness.parallel import Ranks
+from tasks.errors import BadInput
 from tasks.problems import Task
-from tasks.rows import BadInput
 
 PROMPT = 256  # assumed tokens per prompt, in what is printed
 # Share of a GPU's room for rollouts generated together; the rest is for what `row_bytes` omits.

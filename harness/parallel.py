@@ -44,7 +44,7 @@ from transformers import PreTrainedModel
 
 from fast.packing import packing_of
 from grpo import Policy, layers_of
-from tasks.rows import BadInput
+from tasks.errors import BadInput
 
 Value = TypeVar("Value")
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}  # by device

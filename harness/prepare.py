@@ -28,8 +28,8 @@ from harness.evaluation import context_of
 from harness.parallel import Ranks
 from tasks import benchmarks, lessons, problems, toy, words
 from tasks.benchmarks import Loaded
+from tasks.errors import BadInput
 from tasks.problems import SmokeTask, Task, digest_of, split
-from tasks.rows import BadInput
 from tasks.settings import TASKS
 
 # (settings, grading, seed, tokenizer, the model's name) -> the task, and notes.

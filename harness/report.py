@@ -29,8 +29,8 @@ from harness.parallel import Ranks, together
 from harness.tables import mean_and_error, percent
 from rewards import Verdict, rewards_of
 from shear import span_bounds
+from tasks.errors import BadInput, cause, printable
 from tasks.lessons import SILENCE
-from tasks.rows import BadInput, cause, printable
 
 if TYPE_CHECKING:
     from accelerate.tracking import GeneralTracker

@@ -40,8 +40,8 @@ from harness.parallel import Ranks
 from harness.prepare import Parts
 from rewards import NoVerdict, Verdict, rewards_of
 from tasks.benchmarks import Loaded
+from tasks.errors import BadInput
 from tasks.problems import Task
-from tasks.rows import BadInput
 
 EVALUATION = 2**31  # instead of a step, before and after training alike
 

@@ -19,7 +19,7 @@ import pandas as pd
 from harness.evaluation import average
 from harness.paper_tables import PAPER, backbone_of
 from tasks.benchmarks import SUITES
-from tasks.rows import printable
+from tasks.errors import printable
 
 SIGNIFICANT = 1.96  # a difference of more standard errors is marked: two-sided, 5%
 UNKNOWN = math.nan, math.nan  # mean and deviation where the paper gives none

@@ -80,7 +80,7 @@ from harness.prepare import load_parts
 from shear import Closest, Side, Spans, closest_spans, mean_norm, shear_weights, two_sides
 from sinkhorn import sinkhorn
 from studies import prefixes
-from tasks.rows import BadInput
+from tasks.errors import BadInput
 
 EPS = Shear.eps  # costs are in units of nbar
 CHECKED = 128  # pairs whose errors are measured; ours: or all pairs of one right span, if more

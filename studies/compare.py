@@ -58,7 +58,7 @@ import tyro
 from credit.settings import Credit
 from credit.table import METHODS, method_of, methods_needing
 from harness.config import PathFlag, Seeds, Texts, parse_study
-from tasks.rows import BadInput
+from tasks.errors import BadInput
 from tasks.settings import LARGE, TASKS, Count, number, read_number, several
 
 # Flags that an arm sets: for a method (sdpo's suits a weak model), and for a change.

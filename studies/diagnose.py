@@ -97,8 +97,8 @@ from studies.prefixes import (
     span_table,
     up_to,
 )
+from tasks.errors import BadInput
 from tasks.problems import empty_task
-from tasks.rows import BadInput
 
 # Flags of train.py that are useless here.
 REFUSED = "method prm name resume smoke bench eval_every ranks lora_rank"

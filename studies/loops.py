@@ -71,7 +71,7 @@ from harness.report import Clock
 from harness.run import Run, build_run
 from integrations.trl_rewards import scores, without_bos
 from integrations.trl_shear import ShearGRPOTrainer
-from tasks.rows import BadInput
+from tasks.errors import BadInput
 from train import train_step
 
 PHASES = {  # TRL's methods: what has taken the time until each begins, and until it ends

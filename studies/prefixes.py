@@ -54,8 +54,9 @@ from harness.prepare import Parts
 from harness.run import credit_context, seed_of
 from rewards import Verdict
 from shear import span_bounds
+from tasks.errors import BadInput, bad_input_on_error
 from tasks.problems import Task, is_text
-from tasks.rows import BadInput, bad_input_on_error, read_rows
+from tasks.rows import read_rows
 
 SPANS = "rollout", "number", "right", "end", "distance", "success"  # columns of `span_table`
 

@@ -32,8 +32,9 @@ from functools import partial
 from typing import NoReturn
 
 from tasks import toy
+from tasks.errors import BadInput, bad_input_on_error
 from tasks.problems import as_problem
-from tasks.rows import BadInput, bad_input_on_error, from_files, from_hub, lacks
+from tasks.rows import from_files, from_hub, lacks
 
 LCB_WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
 

@@ -69,16 +69,10 @@ from rewards import (
     style_of,
     without_copies,
 )
+from tasks.errors import BadInput, bad_input_on_error
 from tasks.lessons import FirstError
 from tasks.reward import load_reward
-from tasks.rows import (
-    SURROGATE,
-    BadInput,
-    bad_input_on_error,
-    from_hub,
-    lacks,
-    read_rows,
-)
+from tasks.rows import SURROGATE, from_hub, lacks, read_rows
 from tasks.settings import Grading, Problems
 
 # What each kind of problem asks for.

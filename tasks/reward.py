@@ -24,7 +24,7 @@ from types import ModuleType
 import numpy as np
 
 from rewards import Verdict, infra_error
-from tasks.rows import bad_input_on_error
+from tasks.errors import bad_input_on_error
 
 
 @cache  # a file runs once

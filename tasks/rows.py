@@ -17,9 +17,10 @@ import json
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+
+from tasks.errors import bad_input_on_error
 
 if TYPE_CHECKING:
     import pyarrow
@@ -27,42 +28,6 @@ if TYPE_CHECKING:
 Split = TypeVar("Split")
 # Half of a surrogate pair: JSON can spell one, but no tokenizer reads it.
 SURROGATE = re.compile("[\ud800-\udfff]")
-
-
-class BadInput(ValueError):
-    """A user's mistake, in one sentence that names the flag or file, the value and the remedy."""
-
-
-def printable(text: str) -> str:
-    r"""Foreign text made safe for a terminal, with control characters spelt out, as \x1b.
-
-    Those are the characters that would move the cursor, change colour, end the line or reverse its
-    direction. Unusual spaces are spelt out, too.
-    """
-    return "".join(
-        character if character.isprintable() else ascii(character)[1:-1] for character in text
-    )
-
-
-def cause(error: BaseException) -> str:
-    """The first line of the message of an error's first cause, to be shown in brackets."""
-    while error.__cause__:
-        error = error.__cause__
-    return (str(error).strip() or type(error).__name__).split("\n")[0].rstrip(". ")
-
-
-@contextmanager
-def bad_input_on_error(name: str, remedy: str) -> Iterator[None]:
-    """Turn any error inside, except MemoryError, into a BadInput.
-
-    Its sentence has `name` (a file or flag), the message of the error's cause and the remedy.
-    """
-    try:
-        yield
-    except (BadInput, MemoryError):
-        raise
-    except Exception as error:  # libraries raise errors of any class
-        raise BadInput(f"{name}: cannot be read ({cause(error)}); {remedy}") from error
 
 
 def lacks(row: dict, needed: str) -> ValueError:

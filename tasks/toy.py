@@ -36,6 +36,7 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
+from tasks.errors import BadInput
 from tasks.lessons import (
     MADE_PROBLEMS,
     FirstError,
@@ -46,7 +47,6 @@ from tasks.lessons import (
     teach,
 )
 from tasks.problems import Task, grader
-from tasks.rows import BadInput
 from tasks.settings import Grading, Problems
 
 LABELS = "abcdefgh"

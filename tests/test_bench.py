@@ -10,7 +10,7 @@ from builders.commands import run_well
 from credit.settings import Shear
 from studies import bench
 from studies.bench import synthetic
-from tasks.rows import BadInput
+from tasks.errors import BadInput
 
 CPU = torch.device("cpu")
 FLAGS = bench.Bench(pairs=8, rounds=1)

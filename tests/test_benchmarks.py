@@ -28,7 +28,7 @@ from harness.files import append_rows, read_lines, write_rows
 from harness.parallel import Ranks
 from tasks import benchmarks, toy
 from tasks.benchmarks import BENCHMARKS, SUITES, Loaded, livecodebench_row, load_benchmark
-from tasks.rows import BadInput
+from tasks.errors import BadInput
 
 PUBLISHED = {case["set"]: case for case in cases("published.jsonl")}
 LCB = PUBLISHED["livecodebench"]["row"]

@@ -32,8 +32,8 @@ from studies import diagnose, figures, page, prefixes
 from studies.advantages import auc_without_each, half_risen, jackknife_half
 from studies.prefixes import SPANS, Prefixes, up_to
 from tasks import toy
+from tasks.errors import BadInput
 from tasks.problems import Task
-from tasks.rows import BadInput
 
 TEXT = "Step {0}: so it is {0}.\n\nTherefore \\boxed{{{0}}}."
 FIGURES = {"fig_1a", "fig_1b", "fig_3", "fig_9", "fig_10"}

@@ -15,8 +15,8 @@ from harness.config import PAPER, Machine, TrainConfig, with_values
 from harness.memory import row_bytes
 from harness.prepare import choose_batch_of_run
 from tasks import toy
+from tasks.errors import BadInput
 from tasks.problems import Task
-from tasks.rows import BadInput
 
 PAGE = (DOCS / "hardware.md").read_text(encoding="utf-8")
 SHAPE = dict(

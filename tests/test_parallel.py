@@ -31,8 +31,8 @@ from harness.prepare import Parts
 from harness.run import build_run, open_folder
 from rewards import Verdict
 from tasks import toy
+from tasks.errors import BadInput
 from tasks.problems import Task
-from tasks.rows import BadInput
 
 FLAGS = "--task embedded --toy-lines 2 --prompts-per-step 6 --rollouts-per-prompt 4 --prompts-per-update 3".split()
 FLAGS += "--lr 1e-3 --micro-tokens 256".split()

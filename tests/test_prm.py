@@ -19,8 +19,8 @@ from grpo import Rollouts
 from harness.models import load_reward_model
 from harness.prepare import Parts, own_prm
 from tasks import toy
+from tasks.errors import BadInput
 from tasks.problems import Task
-from tasks.rows import BadInput
 
 SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
 WORDS = 259  # tokens without <extra_0>

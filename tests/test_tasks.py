@@ -25,6 +25,7 @@ from integrations.trl_rewards import without_bos
 from rewards import grade_math
 from tasks import problems, toy
 from tasks.benchmarks import load_benchmark
+from tasks.errors import BadInput
 from tasks.problems import (
     HUB,
     INSTRUCTIONS,
@@ -36,7 +37,7 @@ from tasks.problems import (
     render,
     text_task,
 )
-from tasks.rows import BadInput, read_rows
+from tasks.rows import read_rows
 
 MATH = INSTRUCTIONS["math"]
 
