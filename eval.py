@@ -33,13 +33,14 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from harness import evaluation, files, parallel, tables
+from harness import evaluation, files, fsdp, tables
+from harness.command import resolve_machine, run_command
 from harness.evaluation import Sampler, paired_difference, samples_of, summarise
-from harness.launch import launch, processes, resolve_machine, run_command
+from harness.fsdp import launch, processes
+from harness.load import check_problems
 from harness.models import check_embedded, load_model, load_tokenizer, round_weights
 from harness.paper_tables import backbone_of
-from harness.parallel import Ranks
-from harness.prepare import check_problems
+from harness.run import Ranks
 from harness.tables import (
     mean_and_error,
     same_benchmarks,
@@ -74,7 +75,7 @@ def main(argv: list[str] | None = None) -> int | None:
     elif processes(machine) > 1:
         return launch(processes(machine), __file__, argv)
     else:
-        evaluate_models(config, parallel.join(machine.device, machine.threads))
+        evaluate_models(config, fsdp.join(machine.device, machine.threads))
     return None
 
 
@@ -154,7 +155,7 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
     with files.locked_folder(folder, ranks, "settings.json"):
-        with parallel.together(ranks):
+        with fsdp.together(ranks):
             if (folder / "settings.json").exists():
                 saved = files.read_settings(folder / "settings.json")
                 settings["generate_batch"] = saved.get("generate_batch", {})
@@ -187,7 +188,7 @@ def evaluate_model(
     round_weights(model, getattr(torch, config.machine.dtype))
     checksum = torch.zeros((), dtype=torch.int64, device=ranks.device)
     for number, weight in enumerate(model.parameters()):
-        checksum += parallel.checksum(weight, number)
+        checksum += fsdp.checksum(weight, number)
     origin = files.origin_of(path)
     settings["models"][path] = {
         "origin": origin,
@@ -201,11 +202,11 @@ def evaluate_model(
         sampler = sampler._replace(generate_batch=batch)
     settings["generate_batch"][path] = batch
     done: set[tuple] = set()
-    with parallel.together(ranks):
+    with fsdp.together(ranks):
         if ranks.main:
             add_settings(folder, settings)
             done = evaluation.finished_blocks(generations, sets, config.protocol)
-    done = parallel.from_main(done, ranks)
+    done = fsdp.from_main(done, ranks)
     for loaded in sets:
         evaluation.evaluate_benchmark(
             sampler, loaded, config.protocol, ranks, generations, config.seeds, done

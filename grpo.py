@@ -346,7 +346,7 @@ class Policy(torch.nn.Module):
     """A causal LM as training sees it: rollouts in, what it says of their tokens out.
 
     A module and not a function because sharding gathers the outermost weights around its root's
-    forward (`harness/parallel.py`): base model and head both have to run inside one such forward.
+    forward (`harness/fsdp.py`): base model and head both have to run inside one such forward.
     With `recompute` a layer keeps nothing but its input for the backward pass and runs again there.
     `fast.packing` has a layout without padding.
     """

@@ -34,7 +34,6 @@ Left out: sampling while the policy is updated, and schedules of the learning ra
 """
 
 import math
-import random
 import statistics
 import sys
 from pathlib import Path
@@ -45,31 +44,20 @@ if __name__ == "__main__":
     parse_train()  # --help and wrong flags end here: the imports below take seconds
 
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
+from credit import lora
 from credit.batch import Batch
 from credit.measures import credit_vs_first_error, reason_shares, sample_rows, step_metrics
 from credit.methods import assign_credit
 from grpo import policy_loss
-from harness import checkpoint, parallel, report
-from harness.launch import RunFailed, launch, processes, resolve, run_command
-from harness.parallel import Ranks
-from harness.prepare import give_lessons, load_parts
-from harness.run import (
-    Run,
-    build_run,
-    check_policy,
-    check_verdicts,
-    credit_context,
-    finish,
-    interruptible,
-    on_benchmarks,
-    open_folder,
-    resample_equal,
-    sample_and_grade,
-    seed_of,
-)
+from harness import checkpoint, files, fsdp, log
+from harness.command import RunFailed, interruptible, resolve, run_command
+from harness.evaluation import on_benchmarks
+from harness.folder import open_folder
+from harness.load import give_lessons, load_run
+from harness.run import Ranks, Run, seed_of
+from harness.sampling import check_policy, check_verdicts, resample_equal, sample_and_grade
 
 
 @run_command(
@@ -83,9 +71,9 @@ def main(argv: list[str] | None = None) -> int:
     2 for bad input, 130 after Ctrl-C.
     """
     config = resolve(parse_train(argv))
-    if processes(config.machine) > 1:
-        return launch(processes(config.machine), __file__, argv)
-    return train(config, parallel.join(config.machine.device, config.machine.threads))
+    if fsdp.processes(config.machine) > 1:
+        return fsdp.launch(fsdp.processes(config.machine), __file__, argv)
+    return train(config, fsdp.join(config.machine.device, config.machine.threads))
 
 
 def train(config: TrainConfig, ranks: Ranks) -> int:
@@ -93,21 +81,21 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
 
     After Ctrl-C the current step is finished and saved, and KeyboardInterrupt is raised.
     """
-    parts = load_parts(config, ranks)
-    with open_folder(parts, ranks) as folder:
-        parts = give_lessons(parts, folder, ranks)
-        run = build_run(parts, folder, ranks)
+    run = load_run(config, ranks)
+    with open_folder(run):
+        give_lessons(run)
+        fsdp.shard(run)  # FSDP: what is trained lies over all ranks, a whole copy samples
         if config.checkpoints.resume:
             before, history = checkpoint.restore(run, Path(config.checkpoints.resume))
         else:
-            before = evaluate(run, 0)
+            before = evaluate(run)
             history = []  # the metrics of each step
             if ranks.main:
-                report.print_before(run.config, folder, before)
+                log.print_before(run.config, run.folder, before)
         steps = run.config.optimisation.steps
         todo = range(len(history), steps)
         bar = tqdm(todo, initial=len(history), total=steps, desc="steps", leave=False, disable=None)
-        with interruptible(run), report.step_log(run.config, folder, ranks) as log:
+        with interruptible(run), log.step_log(run) as log_step:
             for step in bar:
                 metrics, samples = train_step(run, step)
                 check_policy(run, step)
@@ -115,17 +103,21 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
                     metrics["bench"] = on_benchmarks(run, step + 1)
                 history.append(metrics)
                 try:
-                    log(metrics, samples)
+                    log_step(metrics, samples)
                 except BrokenPipeError:  # the reader of the output is gone: end as after Ctrl-C
                     run.interrupted = True
                 # all ranks end after the same step
-                interrupted = any(parallel.gather(run.interrupted, ranks))
+                interrupted = any(fsdp.gather(run.interrupted, ranks))
                 if interrupted or is_due(step, steps, run.config.checkpoints.save_every):
                     checkpoint.save(run, step + 1)
                 if interrupted:
                     raise KeyboardInterrupt
-        after = evaluate(run, steps)
-        finish(run, before, after, history)
+        run.context.step = steps
+        after = evaluate(run)
+        if ranks.main:
+            with files.whole_folder(run.folder / "model") as draft:
+                lora.save_merged(run.context.policy.model, run.context.tokenizer, draft)
+            log.print_after(run.config, run.folder, before, after, history)
     return 0
 
 
@@ -144,12 +136,14 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     RunFailed if no complete response has a verdict.
     """
     config = run.config
+    context = run.context
     sampling = config.sampling
     group_size = sampling.rollouts_per_prompt
-    clock = report.Clock(run.ranks.device)
+    clock = log.Clock(run.ranks.device)
+    context.step = step
     torch.manual_seed(seed_of(config.seed, step, run.ranks.rank))
-    drawn = run.task.draw(step, sampling.prompts_per_step, config.seed)
-    problems = parallel.share(drawn, run.ranks)  # this rank's
+    drawn = context.task.draw(step, sampling.prompts_per_step, config.seed)
+    problems = fsdp.share(drawn, run.ranks)  # this rank's
     rollouts, verdicts = sample_and_grade(run, problems, group_size, sampling.temperature, clock)
     replaced = 0  # groups
     if sampling.dynamic_sampling:
@@ -157,44 +151,45 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
             run, step, problems, rollouts, verdicts, clock
         )
     batch = Batch.of(rollouts, verdicts, problems)  # A (b,), Eq. (1)
-    batch = with_credit(run, batch, step, clock)  # with token advantages (b, T)
-    batch = Batch.cat(parallel.gather(batch, run.ranks))  # of all ranks
+    batch = score_and_credit(run, batch, clock)  # with token advantages (b, T)
+    batch = Batch.cat(fsdp.gather(batch, run.ranks))  # of all ranks
     clock.lap("wait")
     check_verdicts(run, step, batch, verdicts)
     updates = update(run, batch, step)
-    checksum = parallel.refresh(run.trained, run.actor, run.ranks)  # new weights to the sampler
+    checksum = fsdp.refresh(run)  # new weights to the policy that samples
     clock.lap("train")
     if run.ranks.device.type == "cuda":
-        updates["peak_gb"] = max(parallel.gather(report.peak_gb(), run.ranks))
+        updates["peak_gb"] = max(fsdp.gather(log.peak_gb(), run.ranks))
     if checksum is not None:
         updates["checksum"] = checksum
     if sampling.dynamic_sampling:
-        updates["replaced"] = sum(parallel.gather(replaced, run.ranks)) / len(batch.problems)
+        updates["replaced"] = sum(fsdp.gather(replaced, run.ranks)) / len(batch.problems)
     of_batch = {}
     samples = []
     if run.ranks.main:
-        of_batch = step_metrics(batch, run.task, run.tokenizer)
+        of_batch = step_metrics(batch, context.task, context.tokenizer)
         weights = {config.credit.method: batch.weights}  # (B, T)
-        samples = sample_rows(step, run.tokenizer, run.task, batch, weights)
+        samples = sample_rows(step, context.tokenizer, context.task, batch, weights)
     clock.lap("measure")
     return {"step": step + 1} | of_batch | updates | {"seconds": clock.laps}, samples
 
 
-def with_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> Batch:
-    """The batch, scored and credited: log-probabilities, entropies, token advantages (b, T).
+def score_and_credit(run: Run, batch: Batch, clock: log.Clock) -> Batch:
+    """The batch with log-probabilities, entropies and token advantages, (b, T) each.
 
     A few whole groups are taken at a time, because the hidden states of the whole batch would not
     fit in memory.
     """
     credit = run.config.credit
-    context = credit_context(run, run.actor, step)  # methods may run further passes of the actor
     blocks = []
     for block in batch.blocks():
-        block.log_probs, block.entropies, block.hidden = context.score(  # (b, T), (b, T), (n, d)
-            block.rollouts, keep_hidden="states" in credit.entry.needs
+        block.log_probs, block.entropies, block.hidden = (
+            run.context.score(  # (b, T), (b, T), (n, d)
+                block.rollouts, keep_hidden="states" in credit.entry.needs
+            )
         )
         clock.lap("score")
-        block.token_advantages = assign_credit(block, context, credit)  # <- where methods differ
+        block.token_advantages = assign_credit(block, run.context, credit)  # <- methods differ here
         block.hidden = None
         blocks.append(block)
         clock.lap("weights")
@@ -204,124 +199,102 @@ def with_credit(run: Run, batch: Batch, step: int, clock: report.Clock) -> Batch
 def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
     """Take one batch's optimizer steps; returns the mean of their metrics.
 
-    Mini-batches are whole groups, shuffled by (seed, step). Raises RunFailed if no step has a
-    finite loss and gradient.
+    Every rank holds the whole batch, and computes its part of a mini-batch in as many micro-batches
+    as the other ranks. Raises RunFailed if no step has a finite loss and gradient.
     """
-    groups = list(torch.arange(len(batch.rewards)).split(batch.group_size))  # rows (G,) of each
-    per_update = run.config.optimisation.prompts_per_update
-    random.Random(f"minibatches {run.config.seed} {step}").shuffle(groups)
+    config = run.config.optimisation
+    drops_uncredited = run.config.credit.entry.drops_uncredited
     taken = []  # metrics of the optimizer steps that were taken
     skipped = 0  # how many were not
-    for first in range(0, len(groups), per_update):
-        minibatch = torch.cat(groups[first : first + per_update])
+    for minibatch in batch.minibatches(config.prompts_per_update, run.config.seed, step):  # (m,)
+        # without rows whose token advantages are all 0, as in groups of equal rewards
+        rows = minibatch[batch.token_advantages[minibatch].any(1).cpu()]
+        counted = rows if drops_uncredited else minibatch  # rows whose tokens divide the loss
+        n_tokens = max(1, int(batch.mask[counted].sum()))  # one count for the whole optimizer step
+        sums = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)
         run.optimizer.zero_grad()
-        metrics = backward(run, batch, minibatch)
-        if math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]):
+        dealt = fsdp.deal(
+            rows.tolist(),
+            batch.rollouts.lengths,
+            config.micro_tokens,
+            run.ranks,
+            run.trained.layout.pack,
+        )
+        for own_rows, is_filler in dealt:
+            micro_batch = batch.rollouts.take(own_rows)
+            width = micro_batch.ids.shape[1]
+            new_log_probs = run.trained(micro_batch, run.context.temperature).log_probs  # (b, t)
+            old_log_probs = batch.log_probs[own_rows, :width]  # (b, t)
+            advantages = batch.token_advantages[own_rows, :width]  # (b, t)
+            if is_filler:  # this rank has no work left, and runs in step with the others
+                advantages = torch.zeros_like(advantages)
+            loss, metrics = policy_loss(
+                new_log_probs,
+                old_log_probs,
+                advantages,
+                micro_batch.mask,
+                n_tokens,
+                config.clip_low,
+                config.clip_high,
+            )
+            (loss * run.ranks.world).backward()  # FSDP takes the mean over the ranks
+            metrics["loss"] = loss.item()
+            if not is_filler:
+                sums = {name: sums[name] + metrics[name] for name in sums}
+        sums = fsdp.total(sums, run.ranks)
+        # its mean is over the tokens that were computed; `n_tokens` may count others
+        sums["abs_log_ratio"] *= n_tokens / max(1, int(batch.mask[rows].sum()))
+        norm = torch.nn.utils.clip_grad_norm_(run.trained.parameters(), config.max_grad_norm)
+        sums["grad_norm"] = fsdp.full(norm).item()
+        if math.isfinite(sums["loss"]) and math.isfinite(sums["grad_norm"]):
             run.optimizer.step()
-            taken.append(metrics)
+            taken.append(sums)
         else:
             skipped += 1
     run.optimizer.zero_grad()  # otherwise gradients would occupy memory during sampling
     if not taken:
         raise RunFailed(f"step {step + 1}: no update had a finite loss and gradient; lower --lr")
-    mean = {}
-    for name in taken[0]:
-        mean[name] = sum(metrics[name] for metrics in taken) / len(taken)
+    mean = {name: sum(metrics[name] for metrics in taken) / len(taken) for name in taken[0]}
     # The log-ratio is the first mini-batch's: there the policy still is the one that sampled, so it
     # must be 0, up to rounding.
     return mean | {"abs_log_ratio": taken[0]["abs_log_ratio"], "skipped": skipped}
 
 
-def backward(run: Run, batch: Batch, minibatch: Tensor) -> dict[str, float]:
-    """Compute the gradients of one mini-batch, and clip their norm; returns the metrics.
-
-    `minibatch` (m,) int64 are rows of the batch. Every rank holds the whole batch, and computes its
-    part of these rows in as many micro-batches as the other ranks.
-    """
-    optimisation = run.config.optimisation
-    temperature = run.config.sampling.temperature
-    rollouts = batch.rollouts
-    lengths = rollouts.lengths
-    # false where all token advantages are 0, as in groups of equal rewards
-    has_gradient = batch.token_advantages[minibatch].any(1).cpu()  # (m,)
-    rows = minibatch[has_gradient]
-    drops_uncredited = run.config.credit.entry.drops_uncredited
-    counted = rows if drops_uncredited else minibatch  # whose tokens divide the loss
-    n_tokens = max(1, int(rollouts.mask[counted].sum()))  # one count for the whole optimizer step
-    shortest = min(minibatch.tolist(), key=lambda row: lengths[row])
-    sums = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)
-    dealt = parallel.deal(
-        rows.tolist(),
-        lengths,
-        optimisation.micro_tokens,
-        run.ranks,
-        run.trained.layout.pack,
-        filler=shortest,
-    )
-    for own_rows, is_filler in dealt:
-        micro_batch = rollouts.take(own_rows)
-        width = micro_batch.ids.shape[1]
-        new_log_probs = run.trained(micro_batch, temperature).log_probs  # (b, t)
-        old_log_probs = batch.log_probs[own_rows, :width]  # (b, t)
-        advantages = batch.token_advantages[own_rows, :width]  # (b, t)
-        if is_filler:  # this rank has no work left, and runs in step with the others
-            advantages = torch.zeros_like(advantages)
-        loss, metrics = policy_loss(
-            new_log_probs,
-            old_log_probs,
-            advantages,
-            micro_batch.mask,
-            n_tokens,
-            optimisation.clip_low,
-            optimisation.clip_high,
-        )
-        (loss * run.ranks.world).backward()  # FSDP takes the mean over the ranks
-        metrics["loss"] = loss.item()
-        if not is_filler:
-            sums = {name: sums[name] + metrics[name] for name in sums}
-    parameters = run.trained.parameters()
-    norm = torch.nn.utils.clip_grad_norm_(parameters, optimisation.max_grad_norm)
-    sums = parallel.total(sums, run.ranks)
-    sums["grad_norm"] = parallel.full(norm).item()
-    # its mean is over the tokens that were computed; `n_tokens` may count others
-    sums["abs_log_ratio"] *= n_tokens / max(1, int(rollouts.mask[rows].sum()))
-    return sums
-
-
 # ---- evaluation ----------------------------------------------------------------------------------
 
 
-def evaluate(run: Run, step: int) -> dict:
-    """Evaluate after `step` steps: held-out accuracy, greedy and sampled, and where credit goes.
+def evaluate(run: Run) -> dict:
+    """Evaluate the policy: held-out accuracy, greedy and sampled, and where credit goes.
 
     Returns a row for metrics.jsonl: accuracies with standard errors clustered by problem, the
     median length and shares of reasons of the sampled responses, and, where the task knows first
     errors, `credit_vs_first_error`.
     """
     config = run.config
-    task = run.task
     ranks = run.ranks
+    tokenizer = run.context.tokenizer
+    task = run.context.task
     group_size = config.sampling.rollouts_per_prompt
-    clock = report.Clock(ranks.device)
+    clock = log.Clock(ranks.device)
     torch.manual_seed(seed_of(config.seed, rank=ranks.rank))
-    heldout = parallel.share(task.heldout, ranks)
-    problems = parallel.share(task.heldout[: config.evaluation.eval_groups], ranks)
+    heldout = fsdp.share(task.heldout, ranks)
+    problems = fsdp.share(task.heldout[: config.evaluation.eval_groups], ranks)
     temperature = config.sampling.temperature
     most_tokens = (len(heldout) + len(problems) * group_size) * config.sampling.max_tokens
-    with report.show_progress(run.actor.model, most_tokens, ranks.main):
+    with log.show_progress(run.context.policy.model, most_tokens, ranks.main):
         _, greedy = sample_and_grade(run, heldout, count=1, temperature=0.0, clock=clock)
         rollouts, verdicts = sample_and_grade(run, problems, group_size, temperature, clock)
     credit_report = {}
     if task.first_error:
         batch = Batch.of(rollouts, verdicts, problems)
-        batch = with_credit(run, batch, step, clock)
-        batch = Batch.cat(parallel.gather(batch, ranks))
-        credit_report = credit_vs_first_error(run.tokenizer, task, batch, config.credit.method)
-    greedy = parallel.gather_items(greedy, ranks)
-    verdicts = parallel.gather_items(verdicts, ranks)
-    length = statistics.median(parallel.gather_items(rollouts.mask.sum(1).tolist(), ranks))
+        batch = score_and_credit(run, batch, clock)
+        batch = Batch.cat(fsdp.gather(batch, ranks))
+        credit_report = credit_vs_first_error(tokenizer, task, batch, config.credit.method)
+    greedy = fsdp.gather_items(greedy, ranks)
+    verdicts = fsdp.gather_items(verdicts, ranks)
+    length = statistics.median(fsdp.gather_items(rollouts.mask.sum(1).tolist(), ranks))
     return (
-        report.accuracies(greedy, verdicts, group_size)
+        log.accuracies(greedy, verdicts, group_size)
         | {"length": length}
         | reason_shares([verdict.reason for verdict in verdicts])
         | credit_report

@@ -9,6 +9,7 @@ The hidden states of all rollouts would not fit in memory: for 4,096 rollouts of
 model's states take 88 GB. They exist for one block at a time, and only (B, T) tensors leave it.
 """
 
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -31,7 +32,7 @@ BLOCK_TOKENS = 2**15  # response tokens per block: 235 MB of states, if each is 
 NOT_SCORED = torch.empty(0)  # in place of a (B, T) tensor before scoring
 
 
-@dataclass(frozen=True)
+@dataclass
 class Context:
     """A method's inputs besides the batch: settings, and what forward passes of its own need."""
 
@@ -39,12 +40,12 @@ class Context:
     tokenizer: PreTrainedTokenizerBase
     task: Task
     shear: Shear
-    step: int  # steps done
     steps: int  # length of the run
     seed: int
     temperature: float  # at which the policy sampled
     micro_tokens: int  # tokens per forward pass
     prm: RewardModel | None = None  # a process reward model
+    step: int = 0  # steps done
 
     def score(self, rollouts: Rollouts, keep_hidden: bool = True) -> Scores:
         """Log-probabilities, entropies and states of rollouts, at the temperature of sampling."""
@@ -141,6 +142,17 @@ class Batch:
                 self.problems[start:end],
                 self.reasons[rows],
             )
+
+    def minibatches(self, groups: int, seed: int, step: int) -> Iterator[Tensor]:
+        """The rows (m,) int64 of each mini-batch: `groups` whole groups, or what is left of them.
+
+        The groups are shuffled by (seed, step).
+        """
+        starts = [self.group_size * group for group in range(len(self.problems))]
+        random.Random(f"minibatches {seed} {step}").shuffle(starts)
+        for first in range(0, len(starts), groups):
+            chosen = torch.tensor(starts[first : first + groups])[:, None]  # (groups, 1)
+            yield (chosen + torch.arange(self.group_size)).flatten()
 
     def groups(self) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Each group's rows, states (G, T, d), mask (G, T) bool and right rollouts (G,) bool.

@@ -30,8 +30,9 @@ from credit import lora
 from grpo import Policy
 from harness import files
 from harness.config import flat
-from harness.parallel import Ranks, gather, refresh, together
-from harness.run import Run, write_config
+from harness.folder import write_config
+from harness.fsdp import gather, refresh, together
+from harness.run import Ranks, Run
 from tasks.errors import BadInput, cause
 
 # One process saves and loads as it should; torch warns each time that it is alone.
@@ -53,7 +54,7 @@ def save(run: Run, step: int) -> None:
     if run.ranks.main:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        lora.save_merged(run.actor.model, run.tokenizer, draft / "model")
+        lora.save_merged(run.context.policy.model, run.context.tokenizer, draft / "model")
     gather(None, run.ranks)  # until the draft is there
     state = _state(run.trained, run.optimizer)
     file_of = {name: 1 + number // PER_FILE for number, name in enumerate(state)}
@@ -91,7 +92,7 @@ def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
                 "checkpoint"
             )
     load(path, run.trained, run.optimizer, run.ranks)
-    refresh(run.trained, run.actor, run.ranks)
+    refresh(run)
     if run.ranks.main:
         print(f"resumed after step {step} from {path}")
         for old in discard_after(run.folder, step):

@@ -359,12 +359,12 @@ def safe_streams() -> Iterator[None]:
 
 
 def rank_of_torchrun() -> int | None:
-    """This process's rank, if torchrun or `harness.launch.launch` started it."""
+    """This process's rank, if torchrun or `harness.fsdp.launch` started it."""
     return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
 def parse_train(argv: Sequence[str] | None = None) -> TrainConfig:
-    """The flags of a run; `harness.launch.resolve` has what follows from them."""
+    """The flags of a run; `harness.command.resolve` has what follows from them."""
     return read_flags(TrainConfig, argv, prog="python train.py", default=preset(argv))
 
 

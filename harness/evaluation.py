@@ -49,9 +49,9 @@ from typing_extensions import TypedDict
 
 from fast.generate import fast_generate
 from grpo import rollout
-from harness import files, memory, parallel
+from harness import files, fsdp, memory
 from harness.config import Machine, Protocol, TrainConfig
-from harness.parallel import Ranks
+from harness.run import Ranks, Run
 from rewards import Verdict, grade_all, style_of
 from tasks import toy
 from tasks.benchmarks import Loaded
@@ -128,11 +128,44 @@ def evaluate_benchmark(
             torch.manual_seed(int(state.generate_state(1)[0]))
             graded = grade_block(sampler, task, loaded, blocks[key["block"]], protocol)
             own = [key | row for row in graded]
-        new = parallel.gather_items(own, ranks)
+        new = fsdp.gather_items(own, ranks)
         if ranks.main:
             files.append_rows(path, new)
         rows += new
     return rows
+
+
+def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
+    """The policy's results on the --bench sets after `step` steps, by benchmark.
+
+    Its generations go to the run's eval/.
+    """
+    name = str(run.folder / "model")
+    sampler = Sampler(
+        run.context.policy.model,
+        run.context.tokenizer,
+        name,
+        run.config.machine.generate_batch,
+    )
+    path = run.folder / "eval" / f"step-{step:06d}.jsonl"
+    results = {}
+    if run.ranks.main:
+        path.parent.mkdir(exist_ok=True)
+        path.unlink(missing_ok=True)
+    for loaded in run.sets:
+        rows = evaluate_benchmark(
+            sampler,
+            loaded,
+            protocol_of(run.config),
+            run.ranks,
+            path,
+            [run.config.seed],
+        )
+        results[loaded.benchmark.name] = summarise(rows) | {
+            "revision": loaded.revision,
+            "window": loaded.benchmark.window,
+        }
+    return results
 
 
 def blocks_of(loaded: Loaded, protocol: Protocol) -> list[list[dict]]:

@@ -24,7 +24,8 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
-from harness.parallel import Ranks, together
+from harness.fsdp import together
+from harness.run import Ranks
 from tasks.errors import BadInput, bad_input_on_error
 from tasks.rows import check_is_file, text_of
 

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedToken
 from credit import lora
 from grpo import AT_ONCE, HEAD_CHUNK
 from harness.config import Machine, TrainConfig
-from harness.parallel import Ranks
+from harness.run import Ranks
 from tasks.errors import BadInput
 from tasks.problems import Task
 

@@ -31,8 +31,8 @@ from transformers.utils import logging
 
 from credit.reward_model import EXAMPLE, ProcessRewardModel, RewardModel, encode
 from grpo import token_ids
+from harness.command import out_of_memory
 from harness.files import config_of
-from harness.launch import out_of_memory
 from tasks.errors import BadInput
 from tasks.problems import render
 

@@ -21,7 +21,7 @@ Only the group that is shown is built.
 
 Left out: `response`, because weights belong to tokens (a character split over several tokens
 therefore shows as replacement marks), and `tests`, which can be large. Averages over a whole run
-are in `harness/report.py` and `credit/measures.py`.
+are in `harness/log.py` and `credit/measures.py`.
 """
 
 import html

@@ -61,7 +61,7 @@ from credit.settings import Credit, Shear
 from credit.table import METHODS, NEEDS
 from grpo import cat_padded
 from harness.config import with_values
-from harness.prepare import Parts
+from harness.load import Parts
 from harness.run import seed_of
 from studies.prefixes import (
     Prefixes,

@@ -73,10 +73,10 @@ from credit.shear_settings import shear_options
 from fast.distances import CHUNK_ENTRIES, token_distances
 from grpo import to_padded
 from harness import tables
+from harness.command import resolve, run_command
 from harness.config import TrainConfig, parse_train
-from harness.launch import resolve, run_command
-from harness.parallel import Ranks
-from harness.prepare import load_parts
+from harness.load import load_parts
+from harness.run import Ranks
 from shear import Closest, Side, Spans, closest_spans, mean_norm, shear_weights, two_sides
 from sinkhorn import sinkhorn
 from studies import prefixes

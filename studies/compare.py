@@ -134,11 +134,13 @@ from tqdm import tqdm
 from typing_extensions import TypedDict
 
 import train
-from harness import files, parallel, report, tables
+from harness import files, fsdp, log, tables
+from harness.command import resolve, run_command
 from harness.config import TrainConfig, parse_train, refuse_flags, with_values
-from harness.launch import resolve, run_command
-from harness.prepare import Parts, give_lessons, load_parts
-from harness.run import Run, build_run, open_folder, sample_and_grade, seed_of
+from harness.folder import open_folder
+from harness.load import Parts, give_lessons, load_parts
+from harness.run import Run, build_run, seed_of
+from harness.sampling import sample_and_grade
 from rewards import rewards_of
 from studies import figures
 from studies.advantages import half_width, measure
@@ -404,14 +406,14 @@ def run_from_one_start(cell: Cell, path: Path, trials: list[Trial]) -> None:
 @contextlib.contextmanager
 def open_trial(config: TrainConfig) -> Iterator[Run]:
     """A run without checkpoints, ready for its first step."""
-    ranks = parallel.join(config.machine.device, config.machine.threads)
+    ranks = fsdp.join(config.machine.device, config.machine.threads)
     try:
         parts = load_parts(config, ranks)
         with open_folder(parts, ranks) as folder:
             run = build_run(give_lessons(parts, folder, ranks), folder, ranks)
             yield run
     finally:
-        parallel.leave()
+        fsdp.leave()
 
 
 def train_only(run: Run, cell: Cell) -> dict:
@@ -431,7 +433,7 @@ def run_trial(run: Run, cell: Cell) -> dict:
     before = train.evaluate(run, 0)
     result = train_only(run, cell)
     torch.manual_seed(seed_of(run.config.seed))
-    clock = report.Clock(run.ranks.device)
+    clock = log.Clock(run.ranks.device)
     _, verdicts = sample_and_grade(
         run, run.task.heldout, sampling.rollouts_per_prompt, sampling.temperature, clock
     )

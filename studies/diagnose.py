@@ -80,12 +80,12 @@ from tqdm import tqdm
 from credit.batch import Batch, Context
 from credit.measures import sample_rows
 from credit.shear_settings import ClosestSpan
-from harness import files, parallel, report, tables
+from harness import files, fsdp, log, tables
+from harness.command import resolve, run_command
 from harness.evaluation import context_of
-from harness.launch import resolve, run_command
+from harness.load import Parts, give_lessons, load_parts, own_prm
 from harness.models import load_model, load_outline, round_weights
-from harness.parallel import Ranks
-from harness.prepare import Parts, give_lessons, load_parts, own_prm
+from harness.run import Ranks
 from studies import figures
 from studies.advantages import against_truth, weights_of
 from studies.prefixes import (
@@ -141,7 +141,7 @@ def main(argv: list[str] | None = None) -> None:
     if not flags.rollouts and flags.groups > heldout:
         exceeds = f"exceeds --heldout {heldout}; lower it, or raise --heldout"
         raise BadInput(f"--groups {flags.groups} {exceeds}")
-    ranks = parallel.join(config.machine.device, config.machine.threads)
+    ranks = fsdp.join(config.machine.device, config.machine.threads)
     with files.locked_folder(flags.out, ranks, "config.json"):
         diagnose(flags, config, ranks)
 
@@ -164,7 +164,7 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
         none_mixed = "none holds right and wrong rollouts; raise it, or change --rollouts"
         raise BadInput(f"--groups {flags.groups}: {none_mixed}")
     length = statistics.median(len(ids) for group in groups for ids in group.responses)
-    print(report.span_note(length, config.shear), flush=True)
+    print(log.span_note(length, config.shear), flush=True)
     # a row per group; None, and what a smaller group of --rollouts lacks, do not count
     accuracies = pd.DataFrame([group.scores for group in groups], dtype=float).mean(axis=1)
     left_out: list[str] = []
@@ -262,7 +262,7 @@ def from_model(
     if max(flags.layers, default=0) > layers:
         cut = f"the model can be cut after {layers} layers; give these at most"
         raise BadInput(f"--layers {max(flags.layers)}: {cut}")
-    print("\n".join(map(report.wrap, parts.notes)), flush=True)
+    print("\n".join(map(log.wrap, parts.notes)), flush=True)
     files.write_json(out / "config.json", decided)
     parts = give_lessons(parts, out, ranks)
     if "prm" in TASKS[config.task].has:

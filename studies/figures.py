@@ -25,7 +25,7 @@ and because only mixed groups are kept: given that, an easy problem's success dr
 one's up. The means of right and of wrong rollouts alone move most; they are drawn beside it.
 
 Left out: the paper's case studies and Fig. 11, the distances of two rollouts' spans, which
-`studies.page` shows one by one; a run's curve.png, which `report.py` makes.
+`studies.page` shows one by one; a run's curve.png, which `harness/log.py` draws.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from credit.measures import auc
-from harness.report import FAINT, INK, RIGHT, WRONG
+from harness.log import FAINT, INK, RIGHT, WRONG
 
 SIDES = {"right": RIGHT, "wrong": WRONG}  # name -> colour
 # The two columns that are compared -> their axis labels.

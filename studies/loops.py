@@ -63,11 +63,11 @@ from transformers import (
 )
 from trl import GRPOConfig, GRPOTrainer
 
-from harness import parallel, tables
+from harness import fsdp, tables
+from harness.command import resolve, run_command
 from harness.config import parse_train, refuse_flags
-from harness.launch import resolve, run_command
-from harness.prepare import load_parts
-from harness.report import Clock
+from harness.load import load_parts
+from harness.log import Clock
 from harness.run import Run, build_run
 from integrations.trl_rewards import scores, without_bos
 from integrations.trl_shear import ShearGRPOTrainer
@@ -95,7 +95,7 @@ def main(argv: list[str] | None = None) -> None:
         raise BadInput(f"--model {config.model} --method {method}: give a model, and shear or grpo")
     # transformers says that TRL names a flag as it was named before
     warnings.simplefilter("ignore")
-    ranks = parallel.join(config.machine.device, config.machine.threads)
+    ranks = fsdp.join(config.machine.device, config.machine.threads)
     parts = load_parts(config, ranks)
     model = copy.deepcopy(parts.model)  # for TRL; `build_run` may wrap the layers of ours
     run = build_run(parts, Path(), ranks)

@@ -34,7 +34,7 @@ def parse_page(argv: Sequence[str] | None = None) -> Page:
 if __name__ == "__main__":
     parse_page()  # --help and wrong flags end here: the imports below take seconds
 
-from harness.launch import run_command
+from harness.command import run_command
 from harness.page import write_page
 
 

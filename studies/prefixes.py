@@ -50,7 +50,7 @@ from grpo import (
     stop_ids,
 )
 from harness import files
-from harness.prepare import Parts
+from harness.load import Parts
 from harness.run import credit_context, seed_of
 from rewards import Verdict
 from shear import span_bounds

@@ -14,7 +14,7 @@ from builders.commands import DIAGNOSE_FLAGS
 from builders.runs import ALONE, config_from
 
 from credit.settings import Credit
-from harness.prepare import load_parts
+from harness.load import load_parts
 from studies.advantages import agreement, changes_of, line_ends, line_stats, measure, value_of
 
 RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"

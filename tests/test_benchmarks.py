@@ -25,7 +25,7 @@ from grpo import Rollouts
 from harness import evaluation, paper_tables, tables
 from harness.evaluation import Protocol, Sampler, describe_set, pass_at_k, summarise
 from harness.files import append_rows, read_lines, write_rows
-from harness.parallel import Ranks
+from harness.run import Ranks
 from tasks import benchmarks, toy
 from tasks.benchmarks import BENCHMARKS, SUITES, Loaded, livecodebench_row, load_benchmark
 from tasks.errors import BadInput

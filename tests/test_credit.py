@@ -26,8 +26,8 @@ from credit.salience import Answer, outcome_weights
 from credit.table import METHODS, method_of, methods_needing
 from grpo import Policy, group_advantages, score, to_padded
 from harness.config import TrainConfig
-from harness.prepare import Parts, make_task
-from harness.run import credit_context
+from harness.load import make_task
+from harness.run import make_context
 from shear import closest_spans, shear_weights
 from tasks import toy
 from tasks.problems import Task
@@ -50,8 +50,8 @@ def as_told(batch: Batch, **known) -> Told:
 def context_of(batch: Batch, config: TrainConfig, step: int = 3) -> Context:
     """What is known besides the batch, `step` steps done."""
     told = as_told(batch)
-    parts = Parts(config, told.task, None, told.tokenizer, prm=())
-    return credit_context(parts, told.policy, step)
+    context = make_context(config, told.policy, told.tokenizer, told.task, prm=())
+    return replace(context, step=step)
 
 
 def assign(method: str, batch: Batch, *options: str, step: int = 3, **changes) -> torch.Tensor:

@@ -8,7 +8,7 @@ from unittest import mock
 import pytest
 import torch
 from builders.groups import random_group
-from builders.runs import recipe_with
+from builders.runs import recipe_with, run_of, sharded
 from builders.simulated_gpu import CUDA, Cuda, mark
 
 import train
@@ -16,9 +16,8 @@ from credit import lora, teacher
 from credit.table import METHODS
 from grpo import rollout
 from harness.config import with_values
-from harness.parallel import Ranks
-from harness.prepare import Parts, make_task
-from harness.run import build_run
+from harness.load import make_task
+from harness.run import Ranks
 from shear import shear_weights
 from tasks import toy
 from tasks.problems import SmokeTask
@@ -51,10 +50,10 @@ def run():
         **sizes, max_iters=5, steps=2, task="embedded", dtype="float32", lora_rank=2, smoke=True
     )
     config, task, _ = make_task(config, tokenizer, 512)
-    parts = Parts(config, SmokeTask(**vars(task)), model, tokenizer, prm)
+    loaded = run_of(config, SmokeTask(**vars(task)), model, tokenizer, prm, Ranks(0, 1, CUDA))
     # the adapter is there already, on the simulated GPU
     with mock.patch("fast.generate.hf_generate", written), mock.patch.object(lora, "add"):
-        yield build_run(parts, None, Ranks(0, 1, CUDA))
+        yield sharded(loaded)
 
 
 def written(model, prompt_ids, prompt_mask, *, pad, **limits):
@@ -102,7 +101,12 @@ def test_shear_alone():
 def test_rollouts_by_generate(run):
     """transformers' own loop runs greedily, and refuses logits that are not finite."""
     rollouts = rollout(
-        run.actor.model, run.tokenizer, ["a=1+2;a?\n", "a?\n"], 2, max_tokens=3, temperature=0.0
+        run.context.policy.model,
+        run.context.tokenizer,
+        ["a=1+2;a?\n", "a?\n"],
+        2,
+        max_tokens=3,
+        temperature=0.0,
     )
     assert rollouts.ids.is_cuda and rollouts.mask.is_cuda
 

@@ -26,7 +26,7 @@ from credit.table import METHODS, methods_needing
 from grpo import Policy, Rollouts, pad_left, rollout, score
 from harness import files, models
 from harness.config import PAPER, with_values
-from harness.prepare import Parts
+from harness.load import Parts
 from rewards import Verdict
 from studies import diagnose, figures, page, prefixes
 from studies.advantages import auc_without_each, half_risen, jackknife_half

@@ -30,7 +30,7 @@ import eval as evaluation
 import train
 from grpo import rollout
 from harness import checkpoint, files
-from harness.launch import run_command
+from harness.command import run_command
 from studies import compare, diagnose, page
 
 SIZES = f"{' '.join(RUN_FLAGS)} --save-every 1 --keep 9 --steps 2"
@@ -282,7 +282,7 @@ def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
     assert words in message and message.count("\n") == 1
 
 
-@pytest.mark.parametrize("place", ["harness.checkpoint.save", "harness.report.plot"])
+@pytest.mark.parametrize("place", ["harness.checkpoint.save", "harness.log.plot"])
 def test_a_full_disk_says_how_to_go_on(place, copied, monkeypatch, capsys):
     """It names --resume, not the command that began; the model is saved before the picture."""
     monkeypatch.setattr(place, raising(OSError(errno.ENOSPC, "No space left on device", "x")))

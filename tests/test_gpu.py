@@ -24,7 +24,7 @@ from fast.packing import packing_of
 from fast.race import race
 from grpo import Policy, Rollouts, policy_loss, score
 from harness import checkpoint, files
-from harness.parallel import full
+from harness.fsdp import full
 from shear import Spans, shear_weights
 
 

@@ -26,7 +26,8 @@ from grpo import (
     score,
     stop_ids,
 )
-from harness.parallel import Ranks, deal
+from harness.fsdp import deal
+from harness.run import Ranks
 
 
 @pytest.fixture
@@ -218,11 +219,11 @@ def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
     Some ranks may have no work.
     """
 
-    def dealt(rows, lengths, world, pack, filler=0):
+    def dealt(rows, lengths, world, pack):
         shares = []
         for rank in range(world):
             ranks = Ranks(rank, world, torch.device("cpu"))
-            share = deal(rows, lengths, max(lengths), ranks, pack, filler=filler)
+            share = deal(rows, lengths, max(lengths), ranks, pack)
             shares.append([(batch.tolist(), is_filler) for batch, is_filler in share])
         return list(zip(*shares, strict=True))  # what ranks do together
 
@@ -237,9 +238,9 @@ def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
             for batch in worked:
                 seen += batch
         assert sorted(seen) == rows
-    first, last = dealt([0, 1, 2], [9, 9, 9], 2, grpo.pack, filler=2)
+    first, last = dealt([0, 1, 2], [9, 9, 9], 2, grpo.pack)
     assert [is_filler for _, is_filler in first + last] == [False, False, False, True]
-    assert dealt([], [9, 9], 2, grpo.pack, filler=1) == [(([1], True), ([1], True))]
+    assert dealt([], [9, 8], 2, grpo.pack) == [(([1], True), ([1], True))]
 
 
 def test_rollouts_of_several_ranks_become_one_batch(tiny):

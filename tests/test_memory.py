@@ -10,10 +10,11 @@ from builders.case_files import DOCS
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from grpo import HEAD_CHUNK
-from harness import memory, parallel
+from harness import memory
 from harness.config import PAPER, Machine, TrainConfig, with_values
+from harness.load import choose_batch_of_run
 from harness.memory import row_bytes
-from harness.prepare import choose_batch_of_run
+from harness.run import Ranks
 from tasks import toy
 from tasks.errors import BadInput
 from tasks.problems import Task
@@ -128,7 +129,7 @@ def test_the_default_batch_depends_on_the_gpu_s_size_and_not_on_what_is_free(mon
     problems = [{"problem": "a?"}, {"problem": "a=1+2;a?\n"}]  # of 9 tokens
     task = Task("t", problems, [], lambda problem: problem["problem"], None)
     model = AutoModelForCausalLM.from_config(TINY)
-    ranks = parallel.Ranks(0, 1, torch.device("cuda"))
+    ranks = Ranks(0, 1, torch.device("cuda"))
     parts = config, ranks, task, model, toy.make_tokenizer()
     resident = memory.predict(TINY, config, 1)["resident"]
     prm = torch.nn.Linear(10**4, 10**4, bias=False, device="meta"), None  # .4 GB
@@ -147,7 +148,7 @@ def plan(documented, monkeypatch):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, room * 1e9))
         disk = SimpleNamespace(free=free * 1e9)
         monkeypatch.setattr(shutil, "disk_usage", lambda folder: disk)
-        ranks = parallel.Ranks(0, world, torch.device("cuda"))
+        ranks = Ranks(0, world, torch.device("cuda"))
         return memory.plan(documented["LARGE"], flags(**changes), ranks)
 
     return plan

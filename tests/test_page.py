@@ -15,7 +15,7 @@ from builders.pages import GOOD_ROW, HOSTILE, long_group, page_row
 from builders.runs import config_from
 
 from harness import files, page
-from harness.run import write_config
+from harness.folder import write_config
 from studies import page as command
 
 

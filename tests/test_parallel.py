@@ -1,4 +1,4 @@
-"""harness/parallel.py: two ranks do the work of one, with whole or sharded weights.
+"""harness/fsdp.py: two ranks do the work of one, with whole or sharded weights.
 
 The checks on two ranks run once, over gloo; the ranks leave their results.
 """
@@ -15,20 +15,21 @@ import pytest
 import torch
 from builders.commands import RUN_FLAGS, words_of
 from builders.processes import on_two
-from builders.runs import ALONE, assert_same_run, config_from, recipe_with
+from builders.runs import ALONE, assert_same_run, config_from, recipe_with, run_of, sharded
 from builders.small_models import add_adapter, small_mixtral
 from safetensors.torch import load_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
-import harness.run
+import harness.folder
+import harness.sampling
 import train
 from credit import lora
 from grpo import Policy, Rollouts, layers_of, rollout
-from harness import checkpoint, files, launch, parallel, prepare
-from harness.parallel import Ranks, checksum, full, share
-from harness.prepare import Parts
-from harness.run import build_run, open_folder
+from harness import checkpoint, files, fsdp, load
+from harness.folder import open_folder
+from harness.fsdp import checksum, full, share
+from harness.run import Ranks
 from rewards import Verdict
 from tasks import toy
 from tasks.errors import BadInput
@@ -75,7 +76,7 @@ def one_step(
             model, rank, std=0.1
         )  # otherwise the adapter is nothing yet, and credit uniform
     with mock.patch.object(lora, "add"):  # it is there already
-        run = build_run(Parts(config, task, model, toy.make_tokenizer()), None, ranks)
+        run = sharded(run_of(config, task, model, toy.make_tokenizer(), ranks=ranks))
     drawn = [int(problem["problem"]) for problem in task.draw(0, 6, config.seed)]
 
     def given(model, tokenizer, prompts, count, **limits):
@@ -87,12 +88,12 @@ def one_step(
     if ranks.world > 1:
         mesh = next(run.trained.parameters()).device_mesh
         assert mesh.ndim == (2 if config.machine.shard_over else 1)
-    with mock.patch.object(harness.run, "rollout", given):
+    with mock.patch.object(harness.sampling, "rollout", given):
         metrics, samples = train.train_step(run, 0)
     # one rank measures the batch and logs it
     assert ("reward" in metrics) == bool(samples) == ranks.main
     changes = {name: full(p).detach() - before[name] for name, p in run.trained.named_parameters()}
-    sampled = dict(run.actor.model.named_parameters())
+    sampled = dict(run.context.policy.model.named_parameters())
     for name, p in run.trained.model.named_parameters():
         # the sampler holds what was trained
         assert torch.equal(full(p).to(sampled[name].dtype), sampled[name])
@@ -102,35 +103,35 @@ def one_step(
 
 def on_two_ranks(folder: Path, rollouts: Rollouts, taught: str) -> None:
     """The work of each rank; the main one writes down its results."""
-    ranks = parallel.join("cpu")
-    tensors = parallel.gather([torch.full((2,), ranks.rank), "x"], ranks)
+    ranks = fsdp.join("cpu")
+    tensors = fsdp.gather([torch.full((2,), ranks.rank), "x"], ranks)
     seen = {
         "gathered": [tensor.tolist() for tensor, _ in tensors],
-        "total": parallel.total({"a": 1.0, "b": ranks.rank}, ranks),
-        "shares": parallel.gather(share(list(range(5)), ranks), ranks),
+        "total": fsdp.total({"a": 1.0, "b": ranks.rank}, ranks),
+        "shares": fsdp.gather(share(list(range(5)), ranks), ranks),
     }
     for name, flags in CASES.items():
         changes, seen[name] = one_step(ranks, rollouts, flags)
         if ranks.main:
             torch.save(changes, folder / f"{name}.pt")
-    free = mock.patch.object(harness.run, "free_name", lambda config: f"of-{ranks.rank}")
-    out = Parts(config_from([*FLAGS, "--out", str(folder)]), None, None, None)
-    with free, open_folder(out, ranks) as own:
-        seen["folders"] = parallel.gather(own.name, ranks)
-    model = toy.make_model(2, seed=1)
-    policy, actor = parallel.shard(model, ranks, torch.float32, recompute=False)
+    free = mock.patch.object(harness.folder, "free_name", lambda config: f"of-{ranks.rank}")
+    config = config_from([*FLAGS, "--out", str(folder)])
+    run = run_of(config, None, toy.make_model(2, seed=1), None, ranks=ranks)
+    with free, open_folder(run):
+        seen["folders"] = fsdp.gather(run.folder.name, ranks)
+    fsdp.shard(run)
 
     def other_checksum(values, number):
         return checksum(values, number) + ranks.rank
 
-    with mock.patch.object(parallel, "checksum", other_checksum):
+    with mock.patch.object(fsdp, "checksum", other_checksum):
         try:
-            parallel.refresh(policy, actor, ranks)
+            fsdp.refresh(run)
         except RuntimeError as error:
             seen["differs"] = str(error)
     # Three whole runs in this process group, without curves: two steps; one step; one more.
-    parallel.leave = lambda: None
-    train.report.plot = lambda *inputs: None
+    fsdp.leave = lambda: None
+    train.log.plot = lambda *inputs: None
     sizes = words_of(TINY, "--out", folder, "--save-every 1 --model")
     statuses = [
         train.main([*sizes, taught, "--steps", "2", "--name", "whole"]),
@@ -138,12 +139,12 @@ def on_two_ranks(folder: Path, rollouts: Rollouts, taught: str) -> None:
         train.main(["--resume", str(folder / "parts"), "--steps", "2"]),
     ]
     # both ranks get here, and the runs succeeded
-    assert parallel.gather(statuses, ranks) == [[0, 0, 0]] * 2
+    assert fsdp.gather(statuses, ranks) == [[0, 0, 0]] * 2
     # a folder that one rank alone cannot read
     with contextlib.redirect_stderr(io.StringIO()) as said:
         status = train.main([*sizes, taught if ranks.main else str(folder)])
-    seen["refused"] = parallel.gather(status, ranks)
-    seen["refusal"] = parallel.gather(said.getvalue(), ranks)
+    seen["refused"] = fsdp.gather(status, ranks)
+    seen["refusal"] = fsdp.gather(said.getvalue(), ranks)
     if ranks.main:
         (folder / "seen.json").write_text(json.dumps(seen))
 
@@ -152,8 +153,8 @@ def test_other_ranks_draw_no_bars(monkeypatch):
     """No bar is drawn, whatever its options."""
     monkeypatch.setattr(tqdm, "__init__", tqdm.__init__)
     for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
-        monkeypatch.setattr(parallel.dist, name, lambda value=value: value)
-    assert parallel.join("cpu") == Ranks(1, 2, ALONE.device)
+        monkeypatch.setattr(fsdp.dist, name, lambda value=value: value)
+    assert fsdp.join("cpu") == Ranks(1, 2, ALONE.device)
     assert tqdm(file=io.StringIO(), disable=False).disable and tqdm(file=io.StringIO()).disable
 
 
@@ -250,7 +251,7 @@ def test_more_ranks_than_work_are_refused():
     """A rank without a prompt, or without a problem to evaluate, would fail in the middle."""
     for size in ("prompts_per_step", "heldout", "eval_groups"):
         with pytest.raises(BadInput, match=" 1: there are 2 ranks; raise it"):
-            prepare.check_ranks(recipe_with(**{size: 1}), Ranks(0, 2, ALONE.device))
+            load.check_ranks(recipe_with(**{size: 1}), Ranks(0, 2, ALONE.device))
 
 
 @pytest.mark.parametrize(
@@ -268,7 +269,7 @@ def test_a_rank_that_fails_ends_the_others(end, status, said, tmp_path, capsys):
     """
     script = tmp_path / "script.py"
     script.write_text(f"import os, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(7200)")
-    assert launch.launch(2, str(script), []) == status
+    assert fsdp.launch(2, str(script), []) == status
     assert capsys.readouterr().err == said
 
 
@@ -280,9 +281,9 @@ def test_ranks_may_finish_a_step_where_the_launcher_lets_them(fields, patience, 
     other = [(name, int, None) for name in fields]
     config = dataclasses.make_dataclass("LaunchConfig", [*names.split(), *other])
     started = Mock()
-    monkeypatch.setattr(launch, "LaunchConfig", config)
-    monkeypatch.setattr(launch, "elastic_launch", started)
-    assert launch.launch(2, "script.py", ["--flag"]) == 0
+    monkeypatch.setattr(fsdp, "LaunchConfig", config)
+    monkeypatch.setattr(fsdp, "elastic_launch", started)
+    assert fsdp.launch(2, "script.py", ["--flag"]) == 0
     (given, _), _ = started.call_args
     assert given.nproc_per_node == 2 and getattr(given, "shutdown_timeout", None) == patience
     started.return_value.assert_called_once_with("-u", "script.py", "--flag")
@@ -305,7 +306,7 @@ def test_a_rank_on_a_gpu_leaves_cudnn_s_attention_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", lambda place: None)
     assert torch.backends.cuda.cudnn_sdp_enabled()
     try:
-        assert parallel.join("cuda").device == torch.device("cuda", 0)
+        assert fsdp.join("cuda").device == torch.device("cuda", 0)
         assert not torch.backends.cuda.cudnn_sdp_enabled()
     finally:
         torch.backends.cuda.enable_cudnn_sdp(True)
@@ -313,15 +314,17 @@ def test_a_rank_on_a_gpu_leaves_cudnn_s_attention_alone(monkeypatch):
 
 def test_bfloat16_rounds_no_buffer():
     """Rotary frequencies stay float32 in the sampler; rounded, they would shift late positions."""
-    ranks = parallel.join("cpu")
+    ranks = fsdp.join("cpu")
     try:
         model = toy.make_model(2, seed=1)
         expected = {name: buffer.clone() for name, buffer in model.named_buffers()}
-        policy, actor = parallel.shard(model, ranks, torch.bfloat16, recompute=True)
-        assert parallel.refresh(policy, actor, ranks) is not None
+        config = recipe_with(dtype="bfloat16", recompute=True)
+        run = sharded(run_of(config, None, model, None, ranks=ranks))
+        actor = run.context.policy
+        assert fsdp.refresh(run) is not None
         assert expected and {p.dtype for p in actor.parameters()} == {torch.bfloat16}
         for name, buffer in actor.model.named_buffers():
             assert buffer.dtype == torch.float32 and torch.equal(buffer, expected[name])
-        assert {p.dtype for p in policy.parameters()} == {torch.float32}
+        assert {p.dtype for p in run.trained.parameters()} == {torch.float32}
     finally:
-        parallel.leave()
+        fsdp.leave()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from builders.near import assert_near
 from builders.rollouts import rollouts_of
-from builders.runs import ALONE, recipe_with
+from builders.runs import recipe_with, run_of
 from builders.small_models import CHAT_TEMPLATE, save_model, small_config, turns_tokenizer
 from torch.testing import assert_close
 from transformers import Qwen2Config, Qwen2ForCausalLM
@@ -16,8 +16,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from credit import teacher
 from credit.reward_model import SEPARATOR, ProcessRewardModel, score_steps
 from grpo import Rollouts
+from harness.load import own_prm
 from harness.models import load_reward_model
-from harness.prepare import Parts, own_prm
 from tasks import toy
 from tasks.errors import BadInput
 from tasks.problems import Task
@@ -287,6 +287,7 @@ def test_forbidden_prompts_are_not_demonstrated():
 def test_a_resumed_run_is_not_taught_another_reward_model(tmp_path):
     """Its model does not have the lessons yet that the first one was made from: `prm/` must be there."""
     task = Task("embedded", [], [], None, None)
-    parts = Parts(recipe_with(task="embedded", resume="a run"), task, None, None)
+    run = run_of(recipe_with(task="embedded", resume="a run"), task, torch.nn.Identity(), None)
+    run.folder = tmp_path
     with pytest.raises(BadInput, match="prm"):
-        own_prm(parts, tmp_path, ALONE)
+        own_prm(run)

@@ -16,8 +16,8 @@ from credit.table import METHODS, SHEAR, options_of
 from fast.race import race
 from grpo import AT_ONCE, group_advantages, policy_loss
 from harness import config, evaluation
+from harness.command import resolve
 from harness.config import Protocol
-from harness.launch import resolve
 from rewards import grade_code, grade_math
 from shear import shear_weights
 from sinkhorn import sinkhorn

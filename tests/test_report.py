@@ -1,4 +1,4 @@
-"""harness/report.py: a step's numbers, the group that is shown, and the lines that a user reads."""
+"""harness/log.py: a step's numbers, the group that is shown, and the lines that a user reads."""
 
 import dataclasses
 import math
@@ -11,12 +11,12 @@ import pytest
 import torch
 from builders.case_files import cases, text_of
 from builders.rollouts import batch_of
-from builders.runs import ALONE, config_from
+from builders.runs import config_from, run_of
 from transformers.modeling_outputs import CausalLMOutput
 
 from credit.measures import credit_vs_first_error, sample_rows, step_metrics, worked_example
 from grpo import Rollouts, group_advantages
-from harness import files, report
+from harness import files, log
 from rewards import grade_math
 from tasks import toy
 from tasks.problems import Task
@@ -120,12 +120,12 @@ def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
     """
     with monkeypatch.context() as patch:
         patch.setattr(time, "perf_counter", Mock(side_effect=[0, 1, 3, 7.5]))
-        clock = report.Clock(torch.device("cpu"))
+        clock = log.Clock(torch.device("cpu"))
         for phase in ("score", "weights", "score"):
             clock.lap(phase)
     assert clock.laps == {"score": 5.5, "weights": 2}
-    legend, *first = report.step_lines(METRICS, 40, 0)
-    assert " ".join(legend.split()) == report.LEGEND
+    legend, *first = log.step_lines(METRICS, 40, 0)
+    assert " ".join(legend.split()) == log.LEGEND
     assert first == [
         "",
         " step reward  solved  no-signal  length  trunc  entropy     weight   ess  gnorm  s/step",
@@ -133,11 +133,11 @@ def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
     ]
     rare = METRICS | dict(infra_errors=1234, skipped=1, sign_changes=1 / 3, step=2)
     rare["bench"] = {"embedded": {"mean": 0.5, "error": 0.125}}
-    assert report.step_lines(rare, 40, 1)[1:] == [
+    assert log.step_lines(rare, 40, 1)[1:] == [
         "       infra 1234  skipped 1  flip 0.3333",
         "  on benchmarks: embedded 50.0 ± 12.5",
     ]
-    assert [len(report.step_lines(METRICS, 40, shown)) for shown in (1, 19, 20, 21)] == [1, 1, 3, 1]
+    assert [len(log.step_lines(METRICS, 40, shown)) for shown in (1, 19, 20, 21)] == [1, 1, 3, 1]
 
 
 def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp_path, monkeypatch):
@@ -152,7 +152,7 @@ def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp
     after = BEFORE | {"greedy": (0.5, 0.1, 512)}
     equal = known | dict(step=3, equal_groups=1.0, weight_mean=1.0)
     for history in ([METRICS], [METRICS, known, equal]):
-        report.plot(history, BEFORE, after, config_from([]), tmp_path / "curve.png")
+        log.plot(history, BEFORE, after, config_from([]), tmp_path / "curve.png")
     (_, mean), (rewards, weights) = drawn
     held_out = [bars.lines[0].get_xydata().tolist() for bars in rewards.containers]
     assert held_out[0] == [[0, 0.344], [3, 0.5]]
@@ -177,16 +177,16 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     config = config_from(["--generate-batch", "512"])
     folder = Path("runs/embedded-shear-1")
     folder.mkdir(parents=True)
-    report.print_plan(config, folder, ["a note of many words " * 6, "a key \x1b[31m\u202e"])
+    log.print_plan(config, folder, ["a note of many words " * 6, "a key \x1b[31m\u202e"])
     example = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
     after = BEFORE | {"greedy": (0.893, 0.014, 512), "sampled": (0.666, 0.029, 512)}
     after |= {"localisation": {"auc": 0.984, "auc_position": 0.855}, "example": example}
     row = {"step": 1, "problem": "1+1?", "tokens": ["2"], "weights": {"shear": [1]}}
     rows = [row | {"advantage": 1.0}]
     files.append_rows(folder / "samples.jsonl", rows)
-    report.print_before(config, folder, BEFORE | {"samples": rows})
+    log.print_before(config, folder, BEFORE | {"samples": rows})
     history = [METRICS | {"peak_gb": 10.0}]
-    report.print_after(config, folder, BEFORE, after | {"samples": rows}, history)
+    log.print_after(config, folder, BEFORE, after | {"samples": rows}, history)
     printed = capsys.readouterr().out
     assert max(map(len, printed.split("\n"))) <= 88
     assert printed == text_of("plan_and_end.txt")
@@ -195,23 +195,23 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     assert "samples" not in last["after"] and (folder / "curve.png").exists()
     for when in ("before", "after"):
         assert files.read_lines(folder / f"{when}.jsonl") == rows
-    report.print_before(config_from(["--window", "14"]), folder, BEFORE)
-    report.print_after(config, folder, BEFORE, after, [METRICS | {"grad_norm": 0.0}] * 2)
+    log.print_before(config_from(["--window", "14"]), folder, BEFORE)
+    log.print_after(config, folder, BEFORE, after, [METRICS | {"grad_norm": 0.0}] * 2)
     printed = " ".join(capsys.readouterr().out.split())
     assert "nothing was learned: no mixed groups; docs/faq.md says what to change" in printed
     assert "WARNING: median response 14 tokens, 1 span(s) of 14: all tokens of a" in printed
     for eps, is_blurred in ((0.05, False), (0.5, True)):
         found = {"nbar": 13.0, "eps_over_nbar": eps, "weight_mean": 0.9}
-        assert ("weigh alike: lower --eps" in report.floor_note(found, config)) == is_blurred
+        assert ("weigh alike: lower --eps" in log.floor_note(found, config)) == is_blurred
 
 
 def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys):
     """Only the main rank prints it, and it tears no bar of sampling."""
-    monkeypatch.setattr(report, "SILENCE", 0)
+    monkeypatch.setattr(log, "SILENCE", 0)
     model = torch.nn.Identity()
     rollouts = CausalLMOutput(logits=torch.zeros(3, 1, 2))
     for main in (True, False):
-        with report.show_progress(model, 3000, main):
+        with log.show_progress(model, 3000, main):
             model(rollouts)
         model(rollouts)
     assert capsys.readouterr().out == "  evaluating: 3 of at most 3,000 tokens\n"
@@ -223,11 +223,13 @@ def test_equal_rewards_are_explained(tmp_path, capsys):
     The causes are the shares of responses that are cut off or have no answer.
     """
     config = config_from(["--model", "M", "--method", "grpo"])
+    run = run_of(config, None, torch.nn.Identity(), None)
+    run.folder = tmp_path
     for first, second in ((0, 0), (1, 1), (0.5, 0.5), (0.25, 0)):
         found = METRICS | dict(truncated=0.9, no_answer=0.1)
-        with report.step_log(config, tmp_path, ALONE) as log:
-            log(found | {"reward": first}, [])
-            log(found | {"reward": second, "step": 2}, [])
+        with log.step_log(run) as log_step:
+            log_step(found | {"reward": first}, [])
+            log_step(found | {"reward": second, "step": 2}, [])
         printed = " ".join(capsys.readouterr().out.split())
         note = f"all rewards are {second}, so nothing can be learned: 90% of responses are cut off "
         note += "(raise --max-tokens), 10% have no answer"

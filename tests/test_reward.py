@@ -20,11 +20,11 @@ from builders.runs import ALONE, config_from
 from builders.small_models import turns_tokenizer
 
 import train
-from harness import parallel
+from harness import fsdp
+from harness.command import RunFailed
 from harness.evaluation import as_task, protocol_of
 from harness.files import read_lines
-from harness.launch import RunFailed
-from harness.run import check_verdicts
+from harness.sampling import check_verdicts
 from rewards import Verdict
 from tasks import words
 from tasks.benchmarks import BENCHMARKS, Loaded
@@ -195,7 +195,7 @@ def test_the_first_cause_may_be_another_rank_s(monkeypatch):
     ):
         rollouts = replace(rollouts_like(torch.ones(3, 2)), truncated=torch.tensor(cut).bool())
         batch = batch_of(torch.tensor(rewards), rollouts, 3)
-        monkeypatch.setattr(parallel, "gather_items", lambda items, ranks, o=others: items + o)
+        monkeypatch.setattr(fsdp, "gather_items", lambda items, ranks, o=others: items + o)
         said = f"step 5: no response could be graded: {cause}"
         with pytest.raises(RunFailed, match=said) if cause else nullcontext():
             check_verdicts(SimpleNamespace(ranks=ALONE), 4, batch, own)

@@ -17,8 +17,7 @@ from credit import lora, salience
 from credit.salience import Answer, answer_places
 from credit.tokens import char_starts
 from grpo import Policy, Rollouts
-from harness.prepare import Parts
-from harness.run import credit_context
+from harness.run import make_context
 
 TEXTS = [
     "a=1+2=1+2=3\nb=a*7=3*7=1\n\\boxed{1}",
@@ -38,8 +37,8 @@ def asked(tiny):
     """
     model, tokenizer = tiny
     prompts = ["a=1+2;b=a*7;b?\n", "b=4-1;b?\n"] * 3
-    parts = Parts(recipe_with(micro_tokens=100), None, model, tokenizer)
-    context = credit_context(parts, Policy(model), step=4)
+    config = recipe_with(micro_tokens=100)
+    context = replace(make_context(config, Policy(model), tokenizer, None), step=4)
     return rollouts_of(tokenizer, prompts[:5], TEXTS), context
 
 

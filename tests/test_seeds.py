@@ -3,6 +3,7 @@
 Noise is a sampler's next random number.
 """
 
+import copy
 from dataclasses import replace
 from itertools import chain, product
 from typing import NamedTuple
@@ -18,11 +19,12 @@ from transformers import AutoTokenizer
 
 import train
 from credit import teacher
-from harness import prepare
+from credit.batch import Batch
+from harness import fsdp, load
 from harness.files import append_rows
-from harness.parallel import Ranks
-from harness.prepare import give_lessons, load_parts
-from harness.run import build_run, open_folder
+from harness.folder import open_folder
+from harness.load import give_lessons, load_run
+from harness.run import Ranks
 from tasks import toy
 from tasks.benchmarks import Loaded
 
@@ -75,9 +77,10 @@ def starts(tmp_path_factory):
                 [*FLAGS.split(), "--seed", str(seed), "--out", out, "--name", name]
             )
             lessons.clear()
-            parts = load_parts(config, ALONE)
-            with open_folder(parts, ALONE) as folder:
-                run = build_run(give_lessons(parts, folder, ALONE), folder, ALONE)
+            run = load_run(config, ALONE)
+            with open_folder(run):
+                give_lessons(run)
+                fsdp.shard(run)
                 made.append((run, run.sets, list(lessons)))
     assert order[::2] == ["warm-up"] * 3  # the process reward model starts from the taught one
     return made
@@ -92,12 +95,21 @@ def test_what_a_run_starts_from_depends_on_its_seed(starts):
     for run, sets, lessons in starts:
         weights = dict(run.trained.model.named_parameters())
         adapter = next(name for name in weights if "lora_A" in name)
-        tensors = weights["model.embed_tokens.weight"], weights[adapter], run.prm[0].score[0].weight
+        tensors = (
+            weights["model.embed_tokens.weight"],
+            weights[adapter],
+            run.context.prm[0].score[0].weight,
+        )
         (forbidden, warm_up), (forbidden_too, of_rewards) = lessons
-        problems = texts(run.task.train), texts(run.task.heldout), warm_up, of_rewards
+        problems = (
+            texts(run.context.task.train),
+            texts(run.context.task.heldout),
+            warm_up,
+            of_rewards,
+        )
         facts.append([*problems, *(tensor.tolist() for tensor in tensors)])
-        assert forbidden == forbidden_too == set(texts(run.task.heldout))
-        assert texts(sets[0].problems) == texts(run.task.heldout)
+        assert forbidden == forbidden_too == set(texts(run.context.task.heldout))
+        assert texts(sets[0].problems) == texts(run.context.task.heldout)
     assert facts[0] == facts[1]
     assert not [fact for fact, other in zip(facts[0], facts[2], strict=True) if fact == other]
 
@@ -111,7 +123,7 @@ def test_what_is_held_out_of_a_file_depends_on_the_seed(qwen_folder, tmp_path):
     heldout = []
     for seed in "001":
         config = config_from([*words, "--max-tokens", "9", "--seed", seed])
-        heldout.append(texts(prepare.make_task(config, tokenizer, 512)[1].heldout))
+        heldout.append(texts(load.make_task(config, tokenizer, 512)[1].heldout))
     assert heldout[0] == heldout[1] != heldout[2]
 
 
@@ -131,13 +143,15 @@ def asked(starts, monkeypatch):
         # All alike: no group has a signal, and --dynamic-sampling replaces all of them.
         return rollouts_of(tokenizer, prompts, [r"\boxed{3}"] * len(prompts))
 
-    def backward(run, batch, minibatch):
-        orders.append(minibatch.tolist())
-        return dict.fromkeys(("loss", "clip_share", "abs_log_ratio", "grad_norm"), 0.0)
+    minibatches = Batch.minibatches
+
+    def recorded(batch, *inputs):
+        orders.extend(rows.tolist() for rows in minibatches(batch, *inputs))
+        return minibatches(batch, *inputs)
 
     replace_sampler(monkeypatch, rollout)
     hear_no_other_ranks(monkeypatch)
-    monkeypatch.setattr(train, "backward", backward)
+    monkeypatch.setattr(Batch, "minibatches", recorded)
 
     def ask(
         part, *inputs, seed: int = 0, rank: int = 0, sets=sets
@@ -146,8 +160,11 @@ def asked(starts, monkeypatch):
         torch.manual_seed(99)  # what was drawn before must not matter
         calls.clear()
         orders.clear()
-        config = replace(first.config, seed=seed)
-        part(replace(first, config=config, ranks=Ranks(rank, 2, ALONE.device), sets=sets), *inputs)
+        run = copy.copy(first)
+        run.config = replace(first.config, seed=seed)
+        run.ranks = Ranks(rank, 2, ALONE.device)
+        run.sets = sets
+        part(run, *inputs)
         return list(calls), list(orders)
 
     ask.sets = sets

@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 from grpo import Rollouts
 from harness.config import PAPER
 from harness.files import append_rows
-from harness.prepare import make_task
+from harness.load import make_task
 from integrations.trl_rewards import without_bos
 from rewards import grade_math
 from tasks import problems, toy

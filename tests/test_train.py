@@ -23,14 +23,15 @@ from builders.case_files import cases
 from builders.commands import interrupt, raising, words_of
 from builders.near import assert_near
 from builders.rollouts import batch_of, rollouts_like
-from builders.runs import ALONE, config_from, credit_by
+from builders.runs import ALONE, config_from, credit_by, sharded
 from builders.small_models import SMALL, save_model, small_gpt2
 from builders.stand_ins import generate_together, replace_sampler
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
-import harness.run
+import harness.folder
+import harness.sampling
 import train
 from credit import batch as batches
 from credit import methods
@@ -38,11 +39,11 @@ from credit.methods import FUNCTIONS
 from credit.table import METHODS, Method, Option, methods_needing
 from grading.sandbox import SandboxError
 from grpo import Rollouts
-from harness import files, models, prepare
+from harness import files, load, models
+from harness.command import RunFailed
 from harness.config import with_values
 from harness.files import read_lines
-from harness.launch import RunFailed
-from harness.run import Run, build_run
+from harness.run import Run
 from rewards import Verdict
 from shear import Weighed, shear_weights
 from tasks import lessons, toy
@@ -71,26 +72,27 @@ def run(tmp_path, *flags) -> int:
 
 def assembled(*flags) -> Run:
     """What `train.train` assembles from these flags, on one rank."""
-    parts = prepare.load_parts(config_from(words_of(flags)), ALONE)
-    return build_run(parts, None, ALONE)
+    return sharded(load.load_run(config_from(words_of(flags)), ALONE))
 
 
 def sampled(run: Run, prompts: int, count: int = 8) -> Rollouts:
     """Rollouts of the run's first problems, at temperature 1."""
-    return harness.run.sample_and_grade(run, run.task.train[:prompts], count, 1.0, new_clock())[0]
+    return harness.sampling.sample_and_grade(
+        run, run.context.task.train[:prompts], count, 1.0, new_clock()
+    )[0]
 
 
-def new_clock() -> train.report.Clock:
-    return train.report.Clock(ALONE.device)
+def new_clock() -> train.log.Clock:
+    return train.log.Clock(ALONE.device)
 
 
 def old_log_probs(run: Run, rollouts: Rollouts) -> torch.Tensor:
     """(B, T) of the policy that sampled, as training takes them."""
     count = len(rollouts.texts)
     verdicts = [Verdict(row % 2.0, "drawn") for row in range(count)]
-    problems = run.task.train[: count // run.config.sampling.rollouts_per_prompt]
+    problems = run.context.task.train[: count // run.config.sampling.rollouts_per_prompt]
     batch = batches.Batch.of(rollouts, verdicts, problems)
-    return train.with_credit(run, batch, 0, new_clock()).log_probs
+    return train.score_and_credit(run, batch, new_clock()).log_probs
 
 
 def credited(
@@ -114,7 +116,7 @@ def test_the_default_of_generate_batch_is_decided_once(tmp_path, quick, monkeypa
     printed = " ".join(capsys.readouterr().out.split())
     assert " tokens, 5 generated at a time; 1 update(s) per step" in printed
     generate_together(monkeypatch, 9)
-    sampler = Mock(wraps=harness.run.rollout)
+    sampler = Mock(wraps=harness.sampling.rollout)
     replace_sampler(monkeypatch, sampler)
     for flags, batch in (("--steps 2", 5), ("--steps 3 --generate-batch 3", 3), ("--steps 4", 3)):
         sampler.reset_mock()
@@ -137,12 +139,12 @@ def test_smoke_runs_every_part_whatever_the_model_says(tmp_path, quick, capsys):
     assert {row["reason"] for row in samples} == {"drawn"}
     printed = capsys.readouterr().out
     assert "verdicts alternate" in printed and printed.count("smoke test passed") == 1
-    assert harness.run.free_name(config_from(["--smoke", "--out", str(tmp_path)])) == "smoke-2"
+    assert harness.folder.free_name(config_from(["--smoke", "--out", str(tmp_path)])) == "smoke-2"
 
 
 def test_a_log_has_lines_while_nothing_else_is_printed(tmp_path, monkeypatch, capsys):
     """They tell of the warm-up, and of both evaluations with the number of tokens at most."""
-    for module in (harness.report, lessons):
+    for module in (harness.log, lessons):
         monkeypatch.setattr(module, "SILENCE", 0)
     assert run(tmp_path, QUICK, "--smoke --warmup-steps 2 --steps 1") == 0
     config = json.loads((tmp_path / "smoke-1" / "config.json").read_text())
@@ -157,7 +159,9 @@ def test_a_smoke_test_grades_too(quick):
     run = assembled(quick, "--smoke")
     grade = Mock(return_value=Verdict(0.0, "wrong"))
     rollouts = sampled(run, 2, 4)
-    verdicts = dataclasses.replace(run.task, grade=grade).verdicts(run.task.train[:2], rollouts)
+    verdicts = dataclasses.replace(run.context.task, grade=grade).verdicts(
+        run.context.task.train[:2], rollouts
+    )
     assert [verdict.reward for verdict in verdicts] == [0, 1] * 4
     assert grade.call_count == (~rollouts.truncated).sum() > 0
 
@@ -308,11 +312,9 @@ def test_a_filler_row_counts_for_nothing(quick, monkeypatch):
     old_logp = old_log_probs(run, rollouts) - 0.1
     batch = credited(run, rollouts, old_logp, torch.ones(rollouts.ids.shape))
     plain = train.update(run, batch, 0)
-    deal = train.parallel.deal
+    deal = train.fsdp.deal
     filler = (torch.tensor([3]), True)
-    monkeypatch.setattr(
-        train.parallel, "deal", lambda *a, **options: [*deal(*a, **options), filler]
-    )
+    monkeypatch.setattr(train.fsdp, "deal", lambda *inputs: [*deal(*inputs), filler])
     assert train.update(run, batch, 0) == plain and plain["grad_norm"] > 0
 
 
@@ -336,9 +338,10 @@ def test_held_out_accuracy_is_that_of_known_verdicts(quick):
         asked.append((problems, rollouts.mask.sum(1).tolist()))
         return [Verdict(score, "known") for score in next(scores)]
 
-    heldout = run.task.heldout
-    run.task = with_verdicts(dataclasses.replace(run.task, first_error=None), verdicts)
-    result = train.evaluate(run, 0)
+    heldout = run.context.task.heldout
+    task = dataclasses.replace(run.context.task, first_error=None)
+    run.context.task = with_verdicts(task, verdicts)
+    result = train.evaluate(run)
     assert [problems for problems, _ in asked] == [heldout, heldout[:3]]
     assert result["greedy"] == pytest.approx((2 / 3, 1 / 3, 3))
     assert result["sampled"] == pytest.approx((1 / 3, 1 / 3, 11))
@@ -427,13 +430,13 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch):
     shear = FUNCTIONS["shear"]
     blocks = batches.Batch.blocks
     monkeypatch.setitem(FUNCTIONS, "shear", noted)
-    problems = run.task.train[:5]
+    problems = run.context.task.train[:5]
     verdicts = [Verdict(row % 2.0, "drawn") for row in range(40)]
     for tokens in (1, 2 * of_a_group, 2**20):
         monkeypatch.setattr(batches.Batch, "blocks", partialmethod(blocks, most=tokens))
         torch.manual_seed(0)
         batch = batches.Batch.of(sampled(run, 5), verdicts, problems)
-        batch = train.with_credit(run, batch, 0, new_clock())
+        batch = train.score_and_credit(run, batch, new_clock())
         found.append(batch)
         assert batch.hidden is None and len(pickle.dumps(batch)) < 500_000
     assert seen[:5] == [8] * 5 and sum(seen[5:-1]) == seen[-1] == 40 and len(seen) > 7
@@ -466,11 +469,11 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick):
             scores += equal.get(group, mixed)
         return [Verdict(score, "drawn") for score in scores]
 
-    run.task = with_verdicts(run.task, verdicts)
+    run.context.task = with_verdicts(run.context.task, verdicts)
     for most, expected in (1, 3), (9, 3 + 1):
         drawn.clear()
         run.config = with_values(run.config, {"dynamic_sampling": most})
-        problems = run.task.draw(2, 8, 0)
+        problems = run.context.task.draw(2, 8, 0)
         clock = new_clock()
         first_try = train.sample_and_grade(run, problems, 4, 1.0, clock)
         problems, rollouts, graded, replaced = train.resample_equal(
@@ -485,7 +488,7 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick):
         assert rollouts.texts[rows] == texts[4 * place : 4 * place + 4]
         assert [verdict.reward for verdict in graded[rows]] == mixed
     for ids, mask, text in zip(rollouts.ids, rollouts.mask, rollouts.texts, strict=True):
-        assert run.tokenizer.decode(ids[mask]).removesuffix("<eos>") == text
+        assert run.context.tokenizer.decode(ids[mask]).removesuffix("<eos>") == text
 
 
 NEEDS = dict.fromkeys(methods_needing("adapter"), "--lora-rank 2")
@@ -536,7 +539,7 @@ def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(
     token_advantages = 1.0 * rollouts.mask
     token_advantages[4:] = 0
     batch = credited(run, rollouts, old_log_probs(run, rollouts), token_advantages)
-    metrics = train.backward(run, batch, torch.arange(8))
+    metrics = train.update(run, batch, 0)
     counted = rollouts.mask[: 4 if method == "sdpo" else 8].sum()
     assert metrics["loss"] == pytest.approx(-(token_advantages.sum() / counted).item(), rel=1e-4)
 
@@ -548,7 +551,7 @@ def test_every_method_starts_with_the_defaults(method):
     Prompts that tell an answer and a response fit into the embedded model's context, too.
     """
     flags = ["--method", method, *NEEDS.get(method, "").split()]
-    assert prepare.load_parts(config_from(flags), ALONE).task.heldout
+    assert load.load_run(config_from(flags), ALONE).context.task.heldout
 
 
 def test_grpo_does_not_keep_hidden_states(quick, monkeypatch):
@@ -688,7 +691,7 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys)
     The second time, they are not. The signals are real; the first is SIGTERM, as Slurm sends it.
     Status 130, and the command that goes on.
     """
-    plain = train.backward
+    plain = train.policy_loss
     pressed = []
 
     def press(*inputs):
@@ -698,7 +701,7 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys)
     def norm_of(folder):
         return load_file(f"{folder}/model.safetensors")["model.norm.weight"]
 
-    monkeypatch.setattr(train, "backward", press)
+    monkeypatch.setattr(train, "policy_loss", press)
     flags = f"{quick} --smoke --method grpo --eval-groups 1 --heldout 1"
     once = tmp_path / "once"
     assert run(tmp_path, flags, "--prompts-per-update 8 --steps 5 --name once") == 130

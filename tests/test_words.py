@@ -9,7 +9,7 @@ import torch
 from builders.case_files import cases
 from builders.commands import run_well
 from builders.rollouts import rollouts_of
-from builders.runs import recipe_with
+from builders.runs import recipe_with, run_of
 from builders.small_models import byte_tokenizer, save_model, small_config
 from tokenizers import decoders
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -18,9 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import train
 from credit.tokens import tokens_of
 from grpo import Policy
-from harness import prepare
+from harness import load
 from harness.files import config_of, read_lines
-from harness.parallel import Ranks
 from rewards import grade_math
 from tasks import lessons, words
 
@@ -174,8 +173,9 @@ def test_lessons_are_read_by_ranks_whose_model_is_stored_in_another_dtype(tmp_pa
     config = small_config(LlamaConfig, vocab_size=len(byte_tokenizer()))
     save_model(tmp_path / "start", LlamaForCausalLM(config), byte_tokenizer())
     stored = LlamaForCausalLM(config).bfloat16()
-    parts = prepare.Parts(recipe_with(task="words"), None, stored, byte_tokenizer())
-    model = prepare.teach_policy(parts, tmp_path, Ranks(0, 1, torch.device("cpu")))
+    run = run_of(recipe_with(task="words"), None, stored, byte_tokenizer())
+    run.folder = tmp_path
+    model = load.teach_policy(run)
     assert model.dtype == torch.float32
 
 

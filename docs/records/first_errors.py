@@ -15,16 +15,16 @@ from docs.records.words_start import load_start
 from fast.generate import fast_generate
 from grpo import rollout
 
-parts = load_start()
-task = parts.task
+context = load_start().context
+task = context.task
 counts = Counter()  # (verdict's reason, kind of the first error or None) -> rollouts
 torch.manual_seed(1)
 for first in range(0, 32, 8):
     problems = task.train[first : first + 8]
     prompts = [task.prompt(problem) for problem in problems]
     rollouts = rollout(
-        parts.model,
-        parts.tokenizer,
+        context.policy.model,
+        context.tokenizer,
         prompts,
         8,
         max_tokens=128,
@@ -32,7 +32,7 @@ for first in range(0, 32, 8):
         generate=fast_generate,
     )
     for row, verdict in enumerate(task.verdicts(problems, rollouts)):
-        tokens = tokens_of(parts.tokenizer, rollouts, row)
+        tokens = tokens_of(context.tokenizer, rollouts, row)
         error = task.first_error(problems[row // 8], tokens)
         counts[verdict.reason, error and error.kind] += 1
 print(counts)

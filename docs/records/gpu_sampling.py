@@ -18,10 +18,10 @@ from docs.records import random_model
 from fast.generate import fast_generate
 from fast.packing import packing_of
 from grpo import hf_generate, rollout, stop_ids
-from harness import parallel, report
+from harness import fsdp, log
 
 limit = int(sys.argv[1])
-ranks = parallel.join("cuda" if torch.cuda.is_available() else "cpu")
+ranks = fsdp.join("cuda" if torch.cuda.is_available() else "cpu")
 model = random_model.make_model("1.5B", ranks.device, limit / 5)
 tokenizer = random_model.make_tokenizer("1.5B")
 packing_of(model)  # sets the attention that training sets
@@ -55,12 +55,12 @@ for way in sys.argv[2:]:
     if way != "batch":  # its start is part of a call
         sample(way, 8)
     if ranks.device.type == "cuda":
-        report.peak_gb()
+        log.peak_gb()
     torch.manual_seed(0)
     began = time.perf_counter()
     lengths = sample(way, limit)
     seconds = time.perf_counter() - began
-    peak = report.peak_gb() if ranks.device.type == "cuda" else 0.0
+    peak = log.peak_gb() if ranks.device.type == "cuda" else 0.0
     print(
         f"{way:12} {len(lengths)} responses, mean {sum(lengths) / len(lengths):.0f}, longest "
         f"{max(lengths)}: {seconds:.1f} s, {sum(lengths) / seconds:,.0f} tokens/s, "

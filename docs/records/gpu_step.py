@@ -17,11 +17,12 @@ import transformers
 
 import train
 from docs.records import random_model
-from harness import memory, parallel, report
+from grpo import Policy
+from harness import fsdp, log, memory
+from harness.command import resolve
 from harness.config import parse_train, with_values
-from harness.launch import resolve
-from harness.prepare import Parts, make_task
-from harness.run import build_run
+from harness.load import make_task
+from harness.run import Run, make_context
 
 shape, *flags = sys.argv[1:]
 folder = Path(tempfile.mkdtemp())
@@ -29,24 +30,26 @@ random_model.write_problems(folder / "problems.jsonl")
 words = f"--model random-{shape} --data {folder / 'problems.jsonl'} --heldout 4 --eval-groups 4"
 words += " --template qwen-math --prompts-per-update 8 --generate-batch 256"
 config = resolve(parse_train([*words.split(), *flags]))
-ranks = parallel.join(config.machine.device)
+ranks = fsdp.join(config.machine.device)
 model = random_model.make_model(shape, ranks.device, config.sampling.max_tokens / 5)
 tokenizer = random_model.make_tokenizer(shape)
 config, task, _ = make_task(config, tokenizer, model.config.max_position_embeddings)
-run = build_run(Parts(config, task, model, tokenizer), folder, ranks)
+run = Run(config, ranks, make_context(config, Policy(model), tokenizer, task))
+run.folder = folder
+fsdp.shard(run)
 del model
 peaks = {}  # GB, by phase
-lap = report.Clock.lap
+lap = log.Clock.lap
 
 
-def lap_with_peak(clock: report.Clock, name: str) -> None:
+def lap_with_peak(clock: log.Clock, name: str) -> None:
     """End a phase, and note the largest memory that tensors held in it."""
     lap(clock, name)
     if ranks.device.type == "cuda":
-        peaks[name] = max(peaks.get(name, 0.0), report.peak_gb())
+        peaks[name] = max(peaks.get(name, 0.0), log.peak_gb())
 
 
-report.Clock.lap = lap_with_peak
+log.Clock.lap = lap_with_peak
 few = {"prompts_per_step": 4, "prompts_per_update": 4, "max_tokens": 32}
 train.train_step(replace(run, config=with_values(config, few)), 0)
 peaks.clear()
@@ -59,7 +62,7 @@ for phase, seconds in metrics["seconds"].items():
     print(f"{phase:9} {seconds:8.2f} s   peak {peaks.get(phase, 0.0):6.1f} GB")
 others = sum(metrics["seconds"].values()) - metrics["seconds"]["weights"]
 print(f"SHEAR's weights add {metrics['seconds']['weights'] / others:.2%}")
-predicted = memory.predict(run.actor.model.config, config, 1)
+predicted = memory.predict(run.context.policy.model.config, config, 1)
 for part in ("resident", "sampling", "training"):
     print(f"predicted, {part}: {predicted[part]:.1f} GB")
 print(f"mean |log ratio| {metrics['abs_log_ratio']:.1g}, mixed {1 - metrics['equal_groups']:.0%}")

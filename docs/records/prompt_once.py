@@ -15,14 +15,14 @@ from fast import packing
 from fast.generate import fast_generate
 from grpo import Policy, rollout, score
 
-parts = load_start()
-policy = Policy(parts.model, layout=packing.packing_of(parts.model))
+context = load_start().context
+policy = Policy(context.policy.model, layout=packing.packing_of(context.policy.model))
 torch.set_num_threads(1)
 torch.manual_seed(1)
-prompts = [parts.task.prompt(problem) for problem in parts.task.train[:4]]
+prompts = [context.task.prompt(problem) for problem in context.task.train[:4]]
 rollouts = rollout(
-    parts.model,
-    parts.tokenizer,
+    context.policy.model,
+    context.tokenizer,
     prompts,
     8,
     max_tokens=128,

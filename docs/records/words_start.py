@@ -3,13 +3,14 @@
 `python train.py --model smollm2 --task words` makes it, in runs/words-shear-1/start.
 """
 
-from harness import parallel
+from harness import fsdp
+from harness.command import resolve
 from harness.config import parse_train
-from harness.launch import resolve
-from harness.prepare import Parts, load_parts
+from harness.load import load_run
+from harness.run import Run
 
 
-def load_start() -> Parts:
+def load_start() -> Run:
     """The model, its tokenizer and the task."""
     config = resolve(parse_train("--model runs/words-shear-1/start --task words".split()))
-    return load_parts(config, parallel.join("cpu"))
+    return load_run(config, fsdp.join("cpu"))

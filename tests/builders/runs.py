@@ -7,12 +7,11 @@ from safetensors.torch import load_file
 
 from credit.batch import Batch
 from credit.methods import assign_credit
-from harness import files
+from grpo import Policy
+from harness import files, fsdp
+from harness.command import resolve
 from harness.config import TrainConfig, parse_train, with_values
-from harness.launch import resolve
-from harness.parallel import Ranks
-from harness.prepare import Parts
-from harness.run import credit_context
+from harness.run import Ranks, Run, make_context
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -33,9 +32,20 @@ def recipe_with(**changes) -> TrainConfig:
     return with_values(recipe(), changes)
 
 
+def run_of(config: TrainConfig, task, model, tokenizer, prm=None, ranks: Ranks = ALONE) -> Run:
+    """A run that is loaded: its model is whole."""
+    return Run(config, ranks, make_context(config, Policy(model), tokenizer, task, prm))
+
+
+def sharded(run: Run) -> Run:
+    """A run that is ready for its first step."""
+    fsdp.shard(run)
+    return run
+
+
 def credit_by(config: TrainConfig, batch: Batch) -> torch.Tensor:
     """Token advantages by the configuration's method, which needs no policy of its own."""
-    context = credit_context(Parts(config, None, None, None), None, 0)
+    context = make_context(config, None, None, None)
     return assign_credit(batch, context, config.credit)
 
 

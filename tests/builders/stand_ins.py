@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-SAMPLING = ("harness.run", "harness.evaluation", "studies.prefixes")
+SAMPLING = ("harness.sampling", "harness.evaluation", "studies.prefixes")
 
 
 def replace_sampler(monkeypatch: pytest.MonkeyPatch, rollout: Callable | None) -> None:
@@ -27,4 +27,4 @@ def hear_no_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
         "gather": lambda value, ranks: [value],
         "total": lambda sums, ranks: sums,
     }.items():
-        monkeypatch.setattr(f"harness.parallel.{name}", alone)
+        monkeypatch.setattr(f"harness.fsdp.{name}", alone)

@@ -1,5 +1,6 @@
-"""Several processes, one model: work is shared, weights are sharded, the sampler is kept in step.
+"""FSDP: several processes, one model; work is shared, weights are sharded, the sampler follows.
 
+    launch    starts one process per GPU, by torch's own launcher
     join      this process's place among them: rank, number of ranks, device
     share     the whole groups that a rank samples, grades and credits
     deal      the micro-batches of an optimizer step that a rank computes
@@ -24,26 +25,32 @@ Left out: tensor, pipeline and context parallelism, offloading.
 import copy
 import ctypes
 import io
+import logging
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
-import pandas as pd
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.tensor import DTensor
 from tqdm import tqdm
 from transformers import PreTrainedModel
 
+from credit import lora
 from fast.packing import packing_of
 from grpo import Policy, layers_of
+from harness.config import Machine, rank_of_torchrun
+from harness.run import Ranks, Run
 from tasks.errors import BadInput
 
 Value = TypeVar("Value")
@@ -51,18 +58,55 @@ BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}  # by device
 TIMEOUT = timedelta(hours=2)  # ranks finish sampling at different times
 
 
-@dataclass(frozen=True)
-class Ranks:
-    """This process's place."""
+def processes(machine: Machine) -> int:
+    """How many processes this command has to start.
 
-    rank: int
-    world: int
-    device: torch.device
+    1 means none: this process is enough, or is one of torchrun's.
+    """
+    if rank_of_torchrun() is not None:
+        return 1
+    return machine.ranks or (torch.cuda.device_count() if machine.device == "cuda" else 1)
 
-    @property
-    def main(self) -> bool:
-        """The one that writes and prints."""
-        return self.rank == 0
+
+def launch(count: int, script: str, argv: Sequence[str] | None) -> int:
+    """Run `python script argv` in `count` processes, as torchrun would; returns the exit status.
+
+    The first process that fails ends the others, and its status is returned, or 1 if a signal ended
+    it. All of them get Ctrl-C; SIGTERM acts as Ctrl-C.
+    """
+    print(f"starting {count} processes on this machine, one a rank", flush=True)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    logging.disable(logging.CRITICAL)  # torch's launcher logs, but the ranks report their errors
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=count,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        local_addr="localhost",
+        run_id=f"{os.getpid()}",
+        max_restarts=0,
+        signals_to_handle="SIGINT",
+    )
+    if hasattr(config, "shutdown_timeout"):  # torch 2.11 lacks it
+        # seconds from Ctrl-C until ranks are killed: they may be finishing a step
+        config.shutdown_timeout = 24 * 3600
+    try:
+        elastic_launch(config, sys.executable)(
+            "-u", script, *(sys.argv[1:] if argv is None else argv)
+        )
+    except ChildFailedError as error:
+        rank, failure = error.get_first_failure()
+        if failure.exitcode not in (2, 130):  # ranks report bad input and Ctrl-C themselves
+            print(
+                f"rank {rank} failed with status {failure.exitcode}; the others were ended",
+                file=sys.stderr,
+            )
+        return failure.exitcode if failure.exitcode > 0 else 1
+    except (SignalException, KeyboardInterrupt):
+        return 130
+    return 0
 
 
 def join(device: str, threads: int = 0) -> Ranks:
@@ -114,19 +158,19 @@ def deal(
     tokens: int,
     ranks: Ranks,
     pack: Callable[..., list[Tensor]],
-    *,
-    filler: int,
 ) -> list[tuple[Tensor, bool]]:
     """This rank's part of a mini-batch, as micro-batches, and whether each is a filler.
 
-    `pack` makes the micro-batches; those that the ranks run together are about equally full. Every
-    rank gets equally many, as sharded ranks must run in step: one that has no work left gets the
-    row `filler`, which must not count.
+    `rows` are the mini-batch's, `lengths` those of all rollouts. `pack` makes the micro-batches;
+    those that the ranks run together are about equally full. Every rank gets equally many, as
+    sharded ranks must run in step: one that has no work left gets the shortest rollout, which must
+    not count.
     """
     micro_batches = pack(rows, lengths, tokens, ranks.world)
     rounds = max(1, -(-len(micro_batches) // ranks.world))
     mine = [(micro_batch, False) for micro_batch in micro_batches[ranks.rank :: ranks.world]]
-    return mine + [(torch.tensor([filler]), True)] * (rounds - len(mine))
+    shortest = min(range(len(lengths)), key=lambda row: lengths[row])
+    return mine + [(torch.tensor([shortest]), True)] * (rounds - len(mine))
 
 
 def gather(value: Value, ranks: Ranks) -> list[Value]:
@@ -171,51 +215,71 @@ def together(ranks: Ranks) -> Iterator[None]:
 
 def total(sums: dict[str, float], ranks: Ranks) -> dict[str, float]:
     """Each number's sum over the ranks."""
-    return pd.DataFrame(gather(sums, ranks)).sum(skipna=False).to_dict()
+    of_ranks = gather(sums, ranks)
+    return {name: sum(part[name] for part in of_ranks) for name in sums}
 
 
-def shard(
-    model: PreTrainedModel,
-    ranks: Ranks,
-    dtype: torch.dtype,
-    *,
-    recompute: bool,
-    shard_over: int = 0,
-) -> tuple[Policy, Policy]:
-    """The policy to train and the one to sample from, perhaps the same; `model` is used up.
+def shard(run: Run) -> None:
+    """Set what the run trains, what it samples with (perhaps the same), and its optimizer.
 
-    Trained weights are float32, whatever the dtype of `model`; `dtype` is that of the computation.
-    `shard_over` ranks hold one set of weights between them and the sets are copies of each other
-    (HSDP); 0: all ranks hold one.
+    Trained weights are float32, whatever the model's dtype was; `--dtype` is that of the
+    computation. `--shard-over` ranks hold one set of weights between them and the sets are copies
+    of each other (HSDP); 0: all ranks hold one. Raises BadInput if the model takes no adapter.
     """
+    config = run.config
+    ranks = run.ranks
+    recompute = config.machine.recompute
+    dtype = getattr(torch, config.machine.dtype)
+    model = run.context.policy.model
+    if config.credit.lora_rank:
+        lora.add(model, config.credit.lora_rank, config.seed)
     # Before it is copied: the machine's memory would hold two for each rank.
     torch.nn.Module.to(model, ranks.device)
     layout = packing_of(model)
     if ranks.world == 1 and dtype == torch.float32:
-        policy = Policy(model.float(), recompute, layout)
-        return policy, policy
-    if not dist.is_initialized():  # a mesh of one
-        dist.init_process_group(
-            BACKENDS[ranks.device.type], store=dist.HashStore(), rank=0, world_size=1
-        )
-    rounded: dict = {}  # not sampler.to(dtype): that would round the rotary frequencies, too
+        run.trained = Policy(model.float(), recompute, layout)
+        run.context.policy = run.trained
+    else:
+        run.context.policy = Policy(rounded_copy(model, dtype), recompute, layout)
+        # After the copy, which would otherwise take over the wrapped layers of `model`.
+        run.trained = Policy(model, recompute, layout)
+        split(run.trained, ranks, dtype, config.machine.shard_over or ranks.world)
+    # Adam's step is lr whatever the gradient's size, so token weights that shrink all advantages
+    # alike change little.
+    run.optimizer = torch.optim.AdamW(
+        [weights for weights in run.trained.parameters() if weights.requires_grad],
+        lr=config.optimisation.lr,
+        weight_decay=0.0,
+        fused=ranks.device.type == "cuda",
+    )
+
+
+def rounded_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A copy of a model with parameters of this dtype.
+
+    Not by `to(dtype)`, which would round the rotary frequencies, too.
+    """
+    rounded: dict = {}
     for parameter in model.parameters():
         copied = parameter.detach().to(dtype, copy=True)
         rounded[id(parameter)] = torch.nn.Parameter(copied, parameter.requires_grad)
-    sampler = copy.deepcopy(model, rounded)  # which takes these instead of its parameters
-    # After the copy, which would otherwise take over the wrapped layers of `model` and run them.
-    policy = Policy(model, recompute, layout)
-    size = shard_over or ranks.world
+    return copy.deepcopy(model, rounded)  # which takes these instead of its parameters
+
+
+def split(policy: Policy, ranks: Ranks, dtype: torch.dtype, size: int) -> None:
+    """Split a policy's weights over `size` ranks, one FSDP unit per decoder layer."""
+    device = ranks.device.type
+    if not dist.is_initialized():  # a mesh of one
+        dist.init_process_group(BACKENDS[device], store=dist.HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh(
-        ranks.device.type, (ranks.world // size, size), mesh_dim_names=("replicate", "shard")
+        device, (ranks.world // size, size), mesh_dim_names=("replicate", "shard")
     )
     mesh = mesh if size < ranks.world else mesh["shard"]
     compute = None if dtype == torch.float32 else dtype
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
-    for layer in layers_of(model):  # one at a time to float32: only shards of it stay
+    for layer in layers_of(policy.model):  # one at a time to float32: only shards of it stay
         fully_shard(layer.float(), mesh=mesh, mp_policy=precision)
     fully_shard(policy.float(), mesh=mesh, mp_policy=precision)
-    return policy, Policy(sampler, recompute, layout)
 
 
 def full(value: Tensor) -> Tensor:
@@ -224,17 +288,18 @@ def full(value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def refresh(policy: Policy, actor: Policy, ranks: Ranks) -> int | None:
+def refresh(run: Run) -> int | None:
     """Copy the trained weights into the policy that samples; returns the checksum of both.
 
     Returns None if the two are one. Raises RuntimeError if a rank's copy differs from the trained
     weights: a sampler that lags behind would otherwise go unnoticed.
     """
-    if actor is policy:
+    ranks = run.ranks
+    if run.context.policy is run.trained:
         return None
-    copies = dict(actor.model.named_parameters())
+    copies = dict(run.context.policy.model.named_parameters())
     trained = torch.zeros((), dtype=torch.int64, device=ranks.device)
-    for number, (name, master) in enumerate(policy.model.named_parameters()):
+    for number, (name, master) in enumerate(run.trained.model.named_parameters()):
         rounded = master.to(copies[name].dtype)
         assert isinstance(master, DTensor) and isinstance(rounded, DTensor)  # FSDP has made them so
         copies[name].copy_(rounded.full_tensor())

@@ -1,7 +1,7 @@
-"""The parts of a run: a task, a model and its tokenizer, refusing what would train wrongly.
+"""Loading a run: its task, its model and tokenizer, refusing what would train wrongly.
 
-    load_parts(config, ranks)          -> Parts: task, model, tokenizer and more
-    give_lessons(parts, folder, ranks) -> the same after the lessons of its task
+    load_run(config, ranks)  -> Run, with problems and the whole model, which one rank could run
+    give_lessons(run)        teaches the model the lessons of its task, or takes a taught one
 
 What is loaded is checked here, before a step is taken, and what is small before weights are read:
 that folders and files are there, that every rank has work, that the model is one that can be
@@ -9,11 +9,10 @@ trained and sampled as asked, that it fits, and that prompts and responses fit i
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,11 +20,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from credit import lora, teacher
 from credit.reward_model import RewardModel
 from credit.table import NEEDS
-from grpo import layers_of
-from harness import evaluation, files, memory, models, parallel
+from grpo import Policy, layers_of
+from harness import evaluation, files, fsdp, memory, models
 from harness.config import TrainConfig, flag, flat, read_config, with_values
 from harness.evaluation import context_of
-from harness.parallel import Ranks
+from harness.run import Ranks, Run, make_context
 from tasks import benchmarks, lessons, problems, toy, words
 from tasks.benchmarks import Loaded
 from tasks.errors import BadInput
@@ -44,24 +43,12 @@ _MAKE_TASK: dict[str, Callable[..., tuple[Task, list[str]]]] = {
 SavedModel = tuple[PreTrainedModel, PreTrainedTokenizerBase]
 
 
-class Parts(NamedTuple):
-    """What a run starts from."""
-
-    config: TrainConfig  # sizes that were not given fit the data
-    task: Task
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    prm: RewardModel | None = None
-    sets: Sequence[Loaded] = ()  # the --bench sets
-    notes: Sequence[str] = ()  # for the user, about what was loaded
-
-
-def load_parts(config: TrainConfig, ranks: Ranks) -> Parts:
+def load_run(config: TrainConfig, ranks: Ranks) -> Run:
     """Load and check a model without its weights, then problems, then the weights.
 
-    Raises BadInput, on all ranks alike.
+    Sizes that were not given fit the data. Raises BadInput, on all ranks alike.
     """
-    with parallel.together(ranks):
+    with fsdp.together(ranks):
         if config.model:
             model, tokenizer = models.load_outline(config.model)
         else:
@@ -96,7 +83,8 @@ def load_parts(config: TrainConfig, ranks: Ranks) -> Parts:
                 print(f"loading {config.model}", flush=True)
             model = models.load_model(config.model, ranks.device, tokenizer)
         model.eval()  # throughout: dropout would make sampler and trainer disagree
-        return Parts(config, task, model, tokenizer, prm, sets, notes)
+        context = make_context(config, Policy(model), tokenizer, task, prm)
+        return Run(config, ranks, context, sets, notes)
 
 
 def makes_model(config: TrainConfig) -> bool:
@@ -292,60 +280,67 @@ def load_benchmarks(
 # ---- lessons -------------------------------------------------------------------------------------
 
 
-def give_lessons(parts: Parts, folder: Path, ranks: Ranks) -> Parts:
-    """The parts after the lessons of the task, with a taught reward model if the method needs one.
+def give_lessons(run: Run) -> None:
+    """Teach the model the lessons of its task, and the reward model if the method needs one.
 
     Lessons are left out where `needs_lessons` is false.
     """
-    if needs_lessons(parts):
-        parts = parts._replace(model=teach_policy(parts, folder, ranks))
-    if "prm" in parts.config.credit.entry.needs and not parts.prm:
-        parts = parts._replace(prm=own_prm(parts, folder, ranks))
-    return parts
+    if needs_lessons(run):
+        run.context.policy = Policy(teach_policy(run))
+    if "prm" in run.config.credit.entry.needs and not run.context.prm:
+        run.context.prm = own_prm(run)
 
 
-def needs_lessons(parts: Parts) -> bool:
+def needs_lessons(run: Run) -> bool:
     """Whether a run begins with lessons.
 
     It does on a task that has them, unless it is resumed or its model is a run's of that task.
     """
-    config = parts.config
-    if config.checkpoints.resume or not config.problems.warmup_steps or not parts.task.lessons:
+    config = run.config
+    if (
+        config.checkpoints.resume
+        or not config.problems.warmup_steps
+        or not run.context.task.lessons
+    ):
         return False
     if makes_model(config):
         return not config.model
     return files.run_of(config.model or "").get("task") != config.task
 
 
-def teach_policy(parts: Parts, folder: Path, ranks: Ranks) -> PreTrainedModel:
-    """The policy after its lessons, in float32: `start/` in the folder."""
+def teach_policy(run: Run) -> PreTrainedModel:
+    """The policy after its lessons, in float32: `start/` in the run's folder."""
+    context = run.context
 
     def teach() -> SavedModel:
-        assert parts.task.lessons  # `needs_lessons`
-        model = parts.model.float()
-        steps = parts.config.problems.warmup_steps
+        assert context.task.lessons  # `needs_lessons`
+        model = context.policy.model.float()
+        steps = run.config.problems.warmup_steps
         began = time.perf_counter()
-        loss = parts.task.lessons(model, forbidden=heldout_prompts(parts.task), steps=steps)
+        loss = context.task.lessons(model, forbidden=heldout_prompts(context.task), steps=steps)
         seconds = time.perf_counter() - began
         print(f"warm-up: {steps} steps, loss {loss:.3f}, {seconds:.0f} s")
-        return model, parts.tokenizer
+        return model, context.tokenizer
 
-    save_once(folder / "start", ranks, teach)
-    return models.load_model(str(folder / "start"), ranks.device, parts.tokenizer).eval()
+    save_once(run.folder / "start", run.ranks, teach)
+    start = str(run.folder / "start")
+    return models.load_model(start, run.ranks.device, context.tokenizer).eval()
 
 
-def own_prm(parts: Parts, folder: Path, ranks: Ranks) -> RewardModel:
-    """The embedded task's process reward model, `prm/` in the folder.
+def own_prm(run: Run) -> RewardModel:
+    """The embedded task's process reward model, `prm/` in the run's folder.
 
     It is taught unless it is there. Raises BadInput if a resumed run lacks it.
     """
-    config = parts.config
+    config = run.config
+    context = run.context
+    folder = run.folder / "prm"
     lines = config.problems.toy_lines
-    excluded = heldout_prompts(parts.task)
-    teach = partial(teacher.make_prm, parts.model, lines, excluded, seed=config.seed)
+    excluded = heldout_prompts(context.task)
+    teach = partial(teacher.make_prm, context.policy.model, lines, excluded, seed=config.seed)
     if not config.checkpoints.resume:
-        save_once(folder / "prm", ranks, teach)
-    return models.load_reward_model(str(folder / "prm"), ranks.device, torch.float32)
+        save_once(folder, run.ranks, teach)
+    return models.load_reward_model(str(folder), run.ranks.device, torch.float32)
 
 
 def save_once(folder: Path, ranks: Ranks, teach: Callable[[], SavedModel]) -> None:
@@ -354,7 +349,7 @@ def save_once(folder: Path, ranks: Ranks, teach: Callable[[], SavedModel]) -> No
         model, tokenizer = teach()
         with files.whole_folder(folder) as draft:
             lora.save_merged(model, tokenizer, draft)
-    parallel.gather(None, ranks)  # until it is there
+    fsdp.gather(None, ranks)  # until it is there
 
 
 def heldout_prompts(task: Task) -> set[str]:

@@ -1,9 +1,8 @@
-"""Running a command: its processes, its exit status, and one sentence for what can go wrong.
+"""Running a command: its exit status, Ctrl-C, and one sentence for what can go wrong.
 
     @run_command(memory=...)  decorates a command's `main`, which then returns the exit status
     resolve(config)           completes the configuration of train.py for this machine
-    processes(machine)        how many processes the command has to start: one per GPU
-    launch(count, ...)        starts them by torch's own launcher
+    interruptible(run)        Ctrl-C ends the run after the step that is being taken
 
 The status is 0, 1 if the command cannot continue, 2 for bad input, 130 after Ctrl-C.
 """
@@ -11,24 +10,22 @@ The status is 0, 1 if the command cannot continue, 2 for bad input, 130 after Ct
 import errno
 import functools
 import io
-import logging
 import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TypeVar
 
 import torch
 import transformers
 from huggingface_hub.utils import enable_progress_bars
-from torch.distributed.elastic.multiprocessing import SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from harness import parallel
+from harness import fsdp
 from harness.config import Machine, TrainConfig, check, rank_of_torchrun, resume, with_values
+from harness.run import Run
 from tasks import toy
 from tasks.errors import BadInput, printable
 from tasks.reward import load_reward
@@ -54,7 +51,7 @@ GOES_ON = "interrupted: the same command continues from what is on disk"  # afte
 def resolve(config: TrainConfig) -> TrainConfig:
     """The configuration of a run on this machine, or of the one to resume; raises BadInput.
 
-    `harness.prepare.Sizes` shrinks sizes further once the data is known.
+    `harness.load.Sizes` shrinks sizes further once the data is known.
     """
     if config.checkpoints.resume:
         config = resume(config, config.checkpoints.resume)
@@ -130,7 +127,7 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
                 return 2 if getattr(error, "errno", None) in BAD_PATH else 1
             if sentence and not rank:
                 print(printable(sentence), file=sys.stderr)
-            parallel.leave()
+            fsdp.leave()
             return status
 
         return command
@@ -183,52 +180,31 @@ def known_trouble(error: Exception) -> str | None:
     return None
 
 
-def processes(machine: Machine) -> int:
-    """How many processes this command has to start.
+@contextmanager
+def interruptible(run: Run) -> Iterator[None]:
+    """Inside, Ctrl-C or SIGTERM sets `run.interrupted`: the step is finished and saved.
 
-    1 means none: this process is enough, or is one of torchrun's.
+    A second Ctrl-C ends the step at once. A process that was started to ignore Ctrl-C keeps
+    ignoring it.
     """
-    if rank_of_torchrun() is not None:
-        return 1
-    return machine.ranks or (torch.cuda.device_count() if machine.device == "cuda" else 1)
 
-
-def launch(count: int, script: str, argv: Sequence[str] | None) -> int:
-    """Run `python script argv` in `count` processes, as torchrun would; returns the exit status.
-
-    The first process that fails ends the others, and its status is returned, or 1 if a signal ended
-    it. All of them get Ctrl-C; SIGTERM acts as Ctrl-C.
-    """
-    print(f"starting {count} processes on this machine, one a rank", flush=True)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    logging.disable(logging.CRITICAL)  # torch's launcher logs, but the ranks report their errors
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=count,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        local_addr="localhost",
-        run_id=f"{os.getpid()}",
-        max_restarts=0,
-        signals_to_handle="SIGINT",
-    )
-    if hasattr(config, "shutdown_timeout"):  # torch 2.11 lacks it
-        # seconds from Ctrl-C until ranks are killed: they may be finishing a step
-        config.shutdown_timeout = 24 * 3600
-    try:
-        elastic_launch(config, sys.executable)(
-            "-u", script, *(sys.argv[1:] if argv is None else argv)
-        )
-    except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode not in (2, 130):  # ranks report bad input and Ctrl-C themselves
+    def finish_first(signum: int, frame: object) -> None:
+        if run.interrupted and signum == signal.SIGINT:
+            raise KeyboardInterrupt
+        run.interrupted = True
+        if run.ranks.main:
             print(
-                f"rank {rank} failed with status {failure.exitcode}; the others were ended",
+                "\ninterrupted: this step is finished first; another Ctrl-C ends at once",
                 file=sys.stderr,
             )
-        return failure.exitcode if failure.exitcode > 0 else 1
-    except (SignalException, KeyboardInterrupt):
-        return 130
-    return 0
+
+    heard = [
+        number for number in INTERRUPTS if signal.getsignal(number) is signal.default_int_handler
+    ]
+    for number in heard:
+        signal.signal(number, finish_first)
+    try:
+        yield
+    finally:
+        for number in heard:
+            signal.signal(number, signal.default_int_handler)

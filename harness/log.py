@@ -24,8 +24,9 @@ from transformers.utils import ModelOutput
 from credit.settings import Shear
 from harness import files
 from harness.config import TrainConfig, flat
+from harness.fsdp import together
 from harness.page import write_page
-from harness.parallel import Ranks, together
+from harness.run import Run
 from harness.tables import mean_and_error, percent
 from rewards import Verdict, rewards_of
 from shear import span_bounds
@@ -224,21 +225,21 @@ def show_progress(model: PreTrainedModel, most: int, main: bool) -> Iterator[Non
 
 
 @contextmanager
-def step_log(
-    config: TrainConfig, folder: Path, ranks: Ranks
-) -> Iterator[Callable[[dict, list[dict]], None]]:
+def step_log(run: Run) -> Iterator[Callable[[dict, list[dict]], None]]:
     """Yield the function that logs a step's metrics and samples.
 
     It appends rows to the run's files, prints a line of the table and feeds `--track`.
     """
+    config = run.config
+    folder = run.folder
     logged: list[float] = []  # rewards
-    with together(ranks):
+    with together(run.ranks):
         tracker = None
-        if config.track and ranks.main:
+        if config.track and run.ranks.main:
             tracker = start_tracker(config.track, config, folder)
 
     def log(metrics: dict, samples: list[dict]) -> None:
-        if not ranks.main:
+        if not run.ranks.main:
             return
         files.append_rows(folder / "metrics.jsonl", [metrics])
         files.append_rows(folder / "samples.jsonl", samples)
@@ -303,6 +304,8 @@ def print_after(
     print(f"\npage of one group per step: {write_page(folder)}")
     print(f"and in {place}/: curve.png, model/\nnext: python eval.py --model {place}")
     print("      the same command with another --method, then python -m studies.compare RUN RUN")
+    if config.smoke:
+        print("smoke test passed: sample, grade, credit, update, checkpoint")
 
 
 def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, path: Path) -> None:
@@ -377,5 +380,11 @@ def start_tracker(name: str, config: TrainConfig, folder: Path) -> "GeneralTrack
 
 def flatten_numbers(row: dict) -> dict[str, float]:
     """The numbers of a row by name; those of a dictionary in it are named `dictionary/name`."""
-    table = pd.json_normalize(row, sep="/").select_dtypes("number")
-    return table.iloc[0].to_dict()
+    numbers = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            for inner, number in flatten_numbers(value).items():
+                numbers[f"{name}/{inner}"] = number
+        elif isinstance(value, int | float):
+            numbers[name] = value
+    return numbers
