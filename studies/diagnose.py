@@ -16,8 +16,8 @@ only (`figures.py`). Where the task knows the first error, credit is scored agai
 (`advantages.against_truth`); the embedded task's process reward model is made and taught here.
 
 `--out` holds the sampled groups, so that the same command continues where it was interrupted;
-diagnose.json, with all numbers next to the paper's; a picture of each figure; and samples.jsonl,
-the groups as `studies.page` shows them.
+diagnose.json, with all numbers; a picture of each figure; and samples.jsonl, the groups as
+`studies.page` shows them. The main numbers are printed next to the paper's.
 
 Left out: the paper's 8 bins of Fig. 3 (ours hold equal numbers of spans); error bars that account
 for dependence between the spans of a rollout and the rollouts of a group, so p-values here are too
@@ -25,7 +25,6 @@ small.
 """
 
 import shlex
-import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -81,9 +80,8 @@ from credit.batch import Batch, Context
 from credit.measures import sample_rows
 from credit.shear_settings import ClosestSpan
 from harness import files, parallel, report, tables
-from harness.evaluation import context_of
 from harness.launch import resolve, run_command
-from harness.models import load_model, load_outline, round_weights
+from harness.models import load_model, load_tokenizer, round_weights
 from harness.parallel import Ranks
 from harness.prepare import Parts, give_lessons, load_parts, own_prm
 from studies import figures
@@ -109,21 +107,11 @@ DECIDES = (
     "continuations heldout "
     "toy_lines toy_width warmup_steps grade_timeout sandbox reward dtype rollouts"
 ).split()
-SIGNALS = {"surprisal"}  # weights that are not SHEAR's
 FIGURES = {
     "fig_1a": figures.fig_1a_position,
     "fig_1b": figures.fig_1b_changes,
     "fig_3": figures.fig_3_separation,
     "fig_9": figures.fig_9_depth,
-}
-# The paper's numbers: Spearman's rho in Figs. 1 and 9 (there at the first and last position), the
-# AUC of the nearest and farthest bin in Fig. 3, the share of mixed groups in Fig. 10 (App. I).
-PAPER = {
-    "fig_1a": [-0.96],
-    "fig_1b": [-0.42],
-    "fig_3": [0.64, 0.99],
-    "fig_9": [-0.055, -0.225],
-    "fig_10": [0.838],
 }
 
 
@@ -154,45 +142,41 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
     if (out / "config.json").exists():
         had = files.read_settings(out / "config.json")
         refuse_other_settings(decided, had, f"the groups in {out} have", "choose another --out")
-    if flags.rollouts:
-        parts, groups = from_file(flags, config, decided, ranks)
-    else:
-        parts, groups = from_model(flags, config, decided, ranks)
-    task = parts.task
+    of_groups = from_file if flags.rollouts else from_model
+    parts, groups = of_groups(flags, config, decided, ranks)
     mixed = [group for group in groups if group.mixed][: flags.groups]
     if not mixed:
         none_mixed = "none holds right and wrong rollouts; raise it, or change --rollouts"
         raise BadInput(f"--groups {flags.groups}: {none_mixed}")
-    length = statistics.median(len(ids) for group in groups for ids in group.responses)
-    print(report.span_note(length, config.shear), flush=True)
     # a row per group; None, and what a smaller group of --rollouts lacks, do not count
     accuracies = pd.DataFrame([group.scores for group in groups], dtype=float).mean(axis=1)
     left_out: list[str] = []
     results: dict = {
         "flags": decided,
-        "paper": PAPER,
         "groups": len(groups),
         "mixed_groups": len(mixed),
         "left_out": left_out,
         "fig_10": figures.fig_10_accuracies(accuracies.dropna(), out / "fig_10.png"),
     }
     context = context_at_start(parts)
-    read = read_all(mixed, flags.layers, context, config.credit.method_option)
+    options = config.credit.method_option  # SHEAR's
+    read = read_all(mixed, flags.layers, context, options)
     files.write_rows(out / "samples.jsonl", read.samples)
-    results |= of_prefixes(out, span_table(mixed, read.closest), left_out)
-    if task.first_error:
-        methods = flags.methods or METHODS
-        options = config.credit.method_option  # SHEAR's
-        results |= against_truth(methods, options, context, read.batches, read.signals, left_out)
+    spans = span_table(mixed, read.closest).dropna()  # of prefixes that were continued
+    if spans.empty:
+        left_out.append("Figs. 1, 3, 9: no prefix of --window tokens or more was continued")
     else:
-        left_out.append("credit against the truth: this task does not know the first error")
+        results["spans"] = len(spans)
+        for name, draw in FIGURES.items():
+            results[name] = draw(spans, out / f"{name}.png")
+    if parts.task.first_error:
+        methods = flags.methods or METHODS
+        results |= against_truth(methods, options, context, read.batches, read.signals, left_out)
     if "methods" in results:
         figures.weight_around_error(results["methods"], out / "around_error.png")
     files.write_json(out / "diagnose.json", results)
     print("\n".join(summary(results)))
-    print(
-        f"figures and numbers are in {out}/\nnext: python -m studies.page {shlex.quote(str(out))}"
-    )
+    print(f"figures and numbers: {out}/\nnext: python -m studies.page {shlex.quote(str(out))}")
 
 
 class Read(NamedTuple):
@@ -238,10 +222,10 @@ def from_file(
 ) -> tuple[Parts, list[Prefixes]]:
     """The model, and the groups of `--rollouts`."""
     assert flags.rollouts and config.model  # --rollouts is of task math, which needs --model
-    outline, tokenizer = load_outline(config.model)
+    tokenizer = load_tokenizer("--model", config.model)
     origin = files.origin_of(config.model)
     task, _ = empty_task("math", config.problems, config.grading, tokenizer, origin)
-    groups = read_solutions(flags.rollouts, config.shear, task, tokenizer, context_of(outline))
+    groups = read_solutions(flags.rollouts, config.shear, task, tokenizer)
     model = load_model(config.model, ranks.device, tokenizer).eval()
     round_weights(model, getattr(torch, config.machine.dtype))
     files.write_json(flags.out / "config.json", decided)
@@ -258,10 +242,6 @@ def from_model(
     """
     out = flags.out
     parts = load_parts(config, ranks)
-    layers = len(getattr(parts.model.base_model, "layers", ()))
-    if max(flags.layers, default=0) > layers:
-        cut = f"the model can be cut after {layers} layers; give these at most"
-        raise BadInput(f"--layers {max(flags.layers)}: {cut}")
     print("\n".join(map(report.wrap, parts.notes)), flush=True)
     files.write_json(out / "config.json", decided)
     parts = give_lessons(parts, out, ranks)
@@ -271,114 +251,68 @@ def from_model(
     return parts, collect(parts, flags.groups, flags.continuations, out)
 
 
-# ---- figures -------------------------------------------------------------------------------------
-
-
-def of_prefixes(out: Path, spans: pd.DataFrame, left_out: list[str]) -> dict:
-    """Figs. 1(a), 1(b), 3 and 9, which need continuations; `spans` is a `span_table`."""
-    spans = spans.dropna()  # of prefixes that were continued
-    if spans.empty:
-        left_out.append(
-            "Figs. 1(a), 1(b), 3, 9: no prefix of a rollout was continued (--rollouts, "
-            "--continuations 0, or responses shorter than --window)"
-        )
-        return {}
-    numbers = {name: draw(spans, out / f"{name}.png") for name, draw in FIGURES.items()}
-    return {"spans": len(spans)} | numbers
-
-
 # ---- tables to print -----------------------------------------------------------------------------
 
 
 def summary(results: dict) -> list[str]:
     """Lines to print: our numbers next to the paper's, and those against the true first error."""
-    rows: list[dict[str, str]] = []
-    legend = ["paper: MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25"]
-
-    def add(label: str, *here: float | None, paper: str = "") -> None:
-        rows.append({"": label, "here": shown(*here), "paper": shown(*PAPER.get(paper, ()))})
-
-    add("Fig. 10 groups with right and wrong rollouts", results["fig_10"]["mixed"], paper="fig_10")
+    numbers = [("Fig. 10, share of mixed groups", [results["fig_10"]["mixed"]], "0.84")]
     if "spans" in results:
-        legend.append("Spearman: of continuation success and distance")
-        local = results["fig_1b"]
-        bins = results["fig_9"]["bins"]
-        p = "-" if local["p"] is None else f"{local['p']:.0e}"
+        changes = results["fig_1b"]
         aucs = results["fig_3"]["auc"]
-        add(
-            "Fig. 1(a) success and distance by position: Spearman",
-            results["fig_1a"]["spearman"],
-            paper="fig_1a",
-        )
-        add(
-            f"Fig. 1(b) {local['n']} local changes, p {p}: Spearman",
-            local["spearman"],
-            paper="fig_1b",
-        )
-        large = local["at_least_quarter"]
-        add(f"  the same of {large['n']} changes of 1/4 and more", large["spearman"])
-        add("Fig. 3 AUC of success in the nearest / farthest bin", aucs[0], aucs[-1], paper="fig_3")
-        add(
-            "Fig. 9 first / last position: Spearman",
-            bins[0]["spearman"],
-            bins[-1]["spearman"],
-            paper="fig_9",
-        )
-        depths = {f"Fig. 9 tokens {numbers['from']}-{numbers['to']}": numbers for numbers in bins}
-        for name, numbers in ({"Fig. 3 all positions": results["fig_3"]} | depths).items():
-            rhos = [numbers[side]["spearman"] for side in ("within_right", "within_wrong")]
-            add(f"{name}, right / wrong rollouts: Spearman", *rhos)
-        if results["flags"]["task"] == "embedded":
-            legend.append("Fig. 1(a) is not comparable: see docs/records/diagnose.md")
-        legend.append("-: too few prefixes, or all of them alike")
+        bins = results["fig_9"]["bins"]
+        numbers += [
+            ("Fig. 1(a), by position", rhos(results["fig_1a"]), "-0.96"),
+            ("Fig. 1(b), local changes", rhos(changes), "-0.42"),
+            ("Fig. 1(b), changes of 1/4 and more", rhos(changes["at_least_quarter"]), ""),
+            ("Fig. 3, AUC in the nearest / farthest bin", [aucs[0], aucs[-1]], "0.64 / 0.99"),
+            ("Fig. 9, first / last position", rhos(bins[0], bins[-1]), "-0.06 / -0.23"),
+        ]
+        depths = {f"Fig. 9, tokens {depth['from']}-{depth['to']}": depth for depth in bins}
+        for name, depth in ({"Fig. 3, all positions": results["fig_3"]} | depths).items():
+            sides = rhos(depth["within_right"], depth["within_wrong"])
+            numbers.append((f"{name}, right / wrong rollouts", sides, ""))
+    rows = []
+    for name, values, paper in numbers:
+        here = ["-" if value is None else f"{value:.2f}" for value in values]
+        rows.append({"": name, "here": " / ".join(here), "paper": paper})
+    legend = [
+        "Spearman's rho of continuation success and distance; AUC: of success",
+        "paper: MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25",
+    ]
     lines = tables.with_legend(rows, legend)
     if "methods" in results:
         lines += truth_lines(results)
     return lines + [f"left out: {reason}" for reason in results["left_out"]]
 
 
+def rhos(*results: dict) -> list[float | None]:
+    """The correlations in these results."""
+    return [result["spearman"] for result in results]
+
+
 def truth_lines(results: dict) -> list[str]:
     """A table that compares credit with the true first error."""
-    rows = []
     places = dict(results["methods"])
     for name, place in results["settings"].items():
-        places[name if name in SIGNALS else f"shear, {name}"] = place
+        places[name if name == "surprisal" else f"shear, {name}"] = place
+    rows = []
     for name, place in places.items():
-        row = {"weights": name, "AUC": with_half(place["auc"], place["auc_half"])}
-        row["over position"] = with_half(*place["over_position"])
-        row["step"] = shown(place["auc_step"])
-        row["weight, %"] = percents(place["shares"])
-        row["above floor"] = percents(place["shares_above_floor"])
+        over, half = place["over_position"]
+        row = {"weights": name, "AUC": f"{place['auc']:.2f} ± {place['auc_half']:.2f}"}
+        row["over position"] = f"{over:.2f} ± {half:.2f}"
+        row["step"] = f"{place['auc_step']:.2f}"
+        row["weight, %"] = " / ".join(f"{100 * share:.0f}" for share in place["shares"])
         row["peak"] = f"{place['peak']['quartiles'][1]:g}" if place["peak"] else "-"
-        row["risen"] = "-" if place["half_risen"] is None else str(place["half_risen"])
         rows.append(row)
     legend = [
         "AUC: the chance that a token from the error on outweighs one before it; ± 90%, over "
         "groups",
         "over position: less the AUC of position alone; step: the wrong step against all others",
-        "weight: its shares before, on and after the wrong step; above floor: less the group's "
-        "least weight",
+        "weight: its shares before, on and after the wrong step",
         "peak: tokens from the error's start to the largest weight, the median over rollouts",
-        "risen: where half of the weights' rise is done, 0 is the wrong step's last token",
     ]
     return tables.with_legend(rows, legend)
-
-
-def with_half(value: float, half: float | None) -> str:
-    """A value and half the width of its interval, such as 0.79 ± 0.02."""
-    return shown(value) + ("" if pd.isna(half) else f" ± {half:.2f}")
-
-
-def percents(shares: list[float]) -> str:
-    """Shares in percent, such as 20 / 30 / 50; a dash if there is no weight."""
-    if pd.isna(shares).any():
-        return "-"
-    return " / ".join(f"{100 * share:.0f}" for share in shares)
-
-
-def shown(*values: float | None) -> str:
-    """The numbers with two decimals, such as 0.64 / 0.99; a dash for what is not known."""
-    return " / ".join("-" if pd.isna(value) else f"{value:.2f}" for value in values)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ Left out: the texts of continuations; only their verdicts are kept.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -55,7 +55,7 @@ from harness.run import credit_context, seed_of
 from rewards import Verdict
 from shear import span_bounds
 from tasks.errors import BadInput, bad_input_on_error
-from tasks.problems import Task, is_text
+from tasks.problems import Task
 from tasks.rows import read_rows
 
 SPANS = "rollout", "number", "right", "end", "distance", "success"  # columns of `span_table`
@@ -107,17 +107,8 @@ def collect(parts: Parts, count: int, continuations: int, out: Path) -> list[Pre
 
 def sample_group(parts: Parts, problem: dict) -> Prefixes:
     """G rollouts to a problem, graded."""
-    config = parts.config
-    rollouts = rollout(
-        parts.model,
-        parts.tokenizer,
-        [parts.task.prompt(problem)],
-        config.sampling.rollouts_per_prompt,
-        max_tokens=config.sampling.max_tokens,
-        temperature=config.sampling.temperature,
-        batch_size=config.machine.generate_batch,
-        generate=fast_generate,
-    )
+    count = parts.config.sampling.rollouts_per_prompt
+    rollouts = sample(parts, [parts.task.prompt(problem)], count)
     verdicts = parts.task.verdicts([problem], rollouts)
     group = Prefixes(
         problem=problem,
@@ -128,7 +119,21 @@ def sample_group(parts: Parts, problem: dict) -> Prefixes:
         scores=[verdict.reward for verdict in verdicts],
         reasons=[verdict.reason for verdict in verdicts],
     )
-    return with_ends(group, config.shear, parts.tokenizer)
+    return with_ends(group, parts.config.shear, parts.tokenizer)
+
+
+def sample(parts: Parts, prompts: Sequence, count: int, used: int = 0) -> Rollouts:
+    """`count` rollouts to each prompt, of which `used` tokens of the response are there already."""
+    return rollout(
+        parts.model,
+        parts.tokenizer,
+        prompts,
+        count,
+        max_tokens=parts.config.sampling.max_tokens - used,
+        temperature=parts.config.sampling.temperature,
+        batch_size=parts.config.machine.generate_batch,
+        generate=fast_generate,
+    )
 
 
 def as_rollouts(group: Prefixes, device: torch.device) -> Rollouts:
@@ -162,25 +167,13 @@ def continue_prefixes(parts: Parts, group: Prefixes, count: int) -> Prefixes:
 
     Prefixes of one length are continued together.
     """
-    config = parts.config
     stops = stop_ids(parts.model, parts.tokenizer)
     scores: list[list[list[float | None]]] = [[] for _ in group.ends]
     # ascending, as each rollout's own ends, so that its scores are appended in their order
-    lengths = sorted(set(itertools.chain.from_iterable(group.ends)))
-    for end in lengths:
+    for end in sorted(set(itertools.chain.from_iterable(group.ends))):
         rows = [row for row, ends in enumerate(group.ends) if end in ends]
         prefixes = [group.responses[row][:end] for row in rows]
-        prompts = [group.prompt + prefix for prefix in prefixes]
-        rollouts = rollout(
-            parts.model,
-            parts.tokenizer,
-            prompts,
-            count,
-            max_tokens=config.sampling.max_tokens - end,
-            temperature=config.sampling.temperature,
-            batch_size=config.machine.generate_batch,
-            generate=fast_generate,
-        )
+        rollouts = sample(parts, [group.prompt + prefix for prefix in prefixes], count, used=end)
         texts = []
         for place, ids in enumerate(rollouts.ids):
             continuation = [id for id in ids[rollouts.mask[place]].tolist() if id not in stops]
@@ -192,47 +185,32 @@ def continue_prefixes(parts: Parts, group: Prefixes, count: int) -> Prefixes:
     return replace(group, continued=scores)
 
 
-# ---- solutions from a file -----------------------------------------------------------------------
-
-
 def read_solutions(
-    file: str, shear: Shear, task: Task, tokenizer: PreTrainedTokenizerBase, context: float
+    file: str, shear: Shear, task: Task, tokenizer: PreTrainedTokenizerBase
 ) -> list[Prefixes]:
     """The solutions of `--rollouts`, encoded once: a group per problem, without continuations.
 
-    A line of the file is {"problem", "solution", "label"}, label 0 or 1. Raises BadInput for one
-    that is not, and for solutions that do not fit the model's `context`.
+    A line of the file is {"problem", "solution", "label"}, label 0 or 1. Raises BadInput.
     """
-    blame = f"--rollouts {file}"
-    by_problem: dict[str, list[dict]] = {}
-    with bad_input_on_error(blame, "give JSON lines"):
-        table = read_rows(Path(file))
-    for number, row in enumerate(table, 1):
-        texts = is_text(row.get("problem")) and is_text(row.get("solution"))
-        if not texts or row.get("label") not in (0, 1):
-            needs = 'needs "problem" and "solution", both text, and "label", 0 or 1'
-            raise BadInput(f"{blame}, row {number}: {needs}; give these")
-        by_problem.setdefault(row["problem"], []).append(row)
+    remedy = 'give JSON lines with "problem", "solution" and "label", 0 or 1'
+    rows_of: dict[str, list[dict]] = {}
     groups = []
-    for text, rows in by_problem.items():
-        problem = {"problem": text, task.reference: rows[0].get("answer")}
-        prompt = tokenizer(task.prompt(problem), add_special_tokens=False)["input_ids"]
-        solutions = [row["solution"] for row in rows]
-        responses = tokenizer(solutions, add_special_tokens=False)["input_ids"]
-        needed = len(prompt) + max(map(len, responses))
-        if needed > context:
-            size = f"a problem and its solutions need {needed} tokens"
-            raise BadInput(f"{blame}: {size}, the model's context is {context}; leave it out")
-        group = Prefixes(
-            problem=problem,
-            prompt=prompt,
-            responses=responses,
-            texts=solutions,
-            truncated=[False] * len(rows),
-            scores=[float(row["label"]) for row in rows],
-            reasons=["label"] * len(rows),
-        )
-        groups.append(with_ends(group, shear, tokenizer))
+    with bad_input_on_error(f"--rollouts {file}", remedy):
+        for row in read_rows(Path(file)):
+            rows_of.setdefault(row["problem"], []).append(row)
+        for text, rows in rows_of.items():
+            problem = {"problem": text, task.reference: rows[0].get("answer")}
+            solutions = [row["solution"] for row in rows]
+            group = Prefixes(
+                problem=problem,
+                prompt=tokenizer(task.prompt(problem), add_special_tokens=False)["input_ids"],
+                responses=tokenizer(solutions, add_special_tokens=False)["input_ids"],
+                texts=solutions,
+                truncated=[False] * len(rows),
+                scores=[{0: 0.0, 1: 1.0}[row["label"]] for row in rows],
+                reasons=["label"] * len(rows),
+            )
+            groups.append(with_ends(group, shear, tokenizer))
     return groups
 
 
@@ -260,6 +238,8 @@ def up_to(layer: int, model: PreTrainedModel) -> Iterator[None]:
     base = model.base_model
     layers = base.layers
     assert isinstance(layers, torch.nn.ModuleList)
+    if layer > len(layers):
+        raise BadInput(f"--layers {layer}: the model has {len(layers)}; give these at most")
     base.layers = layers[:layer]
     try:
         yield

@@ -29,7 +29,7 @@ from harness.config import PAPER, with_values
 from harness.prepare import Parts
 from rewards import Verdict
 from studies import diagnose, figures, page, prefixes
-from studies.advantages import auc_without_each, half_risen, jackknife_half
+from studies.advantages import auc_without_each, jackknife_half
 from studies.prefixes import SPANS, Prefixes, up_to
 from tasks import toy
 from tasks.errors import BadInput
@@ -100,7 +100,6 @@ def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
         "n": 4,
         "success": pytest.approx([0.8, 0.6, 0.4, 0.2]),
         "distance": pytest.approx([0.15, 0.3, 0.45, 0.6]),
-        "success_right": pytest.approx([0.9, 0.7, 0.5, 0.3]),
     }
     assert {name: found[name] for name in expected} == expected
     flat = table([(row, 1, end, end, 0.5) for row, end in product(range(3), (10, 20, 30))])
@@ -145,8 +144,7 @@ def test_a_planted_effect_is_found_and_none_where_none_is_planted(tmp_path):
     for each in found:
         assert each["spearman"] < -0.99 and each["p"] < 1e-6
         assert each["means"] == sorted(each["means"], reverse=True)
-    assert found[-1]["auc_distance"] > 0.95
-    assert all(abs(each["spearman"]) < 0.2 and 0.35 < each["auc_distance"] < 0.65 for each in none)
+    assert all(abs(each["spearman"]) < 0.2 for each in none)
 
 
 def test_fig_9_holds_depth_fixed(tmp_path):
@@ -240,19 +238,10 @@ def test_states_of_an_early_layer(taught):
     with up_to(1, model), torch.no_grad():
         early = model.base_model(ids).last_hidden_state
     assert torch.equal(early, model.base_model.norm(whole.hidden_states[1]))
+    with pytest.raises(BadInput, match="--layers 9"), up_to(9, model):
+        pass
     again = model.base_model(ids).last_hidden_state
     assert torch.equal(again, whole.last_hidden_state) and not torch.equal(early, again)
-
-
-def test_where_half_of_the_rise_is_done():
-    """It is where the written-out curves have it, at offsets -6 to 6 and spans of 3 tokens.
-
-    A straight line has it in the middle.
-    """
-    early = [0.1, 0.15, 0.12, 0.1, 0.3, 0.6, 0.6, 0.9, 0.9, 0.9, 1.5, None, None]
-    assert half_risen(early, 3) == -1
-    assert half_risen([place / 10 for place in range(13)], 3) == 0
-    assert half_risen([None, None, 0.2, 0.4, None], 9) is half_risen([1.0] * 13, 3) is None
 
 
 # ---- prefixes ------------------------------------------------------------------------------------
@@ -404,7 +393,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     mixed = [group for group in groups if group.mixed]
     spans = sum(sum(map(len, group.ends)) for group in mixed)
     assert results["groups"] == len(groups) == 2 and results["spans"] == spans > 0
-    assert "left out: arca" in printed and "not comparable" in printed
+    assert "left out: arca" in printed
     for of_paper in ("-0.96", "-0.42", "0.64 / 0.99", "-0.06 / -0.23"):
         assert of_paper in printed
     assert max(len(line) for line in printed.splitlines() if line.startswith("|")) <= 120
@@ -424,11 +413,6 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     wrong = [row for row in rows if row["score"] == 0]
     counted = [row["weights"]["shear"] for row in wrong if row["first_error"][0]]
     assert 0 < methods["shear"]["peak"]["rollouts"] == len(counted) < len(wrong)
-    curve = []  # about token 11, the wrong step's last
-    for place in range(11 - 8, 11 + 8 + 1):
-        known = [weights[place] for weights in counted if place < len(weights)]
-        curve.append(np.mean(known) if known else None)
-    assert methods["shear"]["half_risen"] == half_risen(curve, 4) is not None
     assert set(rows[0]["weights"]) == {"shear", "grpo", "first", "oracle"}
     made.reset_mock()
 
@@ -463,7 +447,7 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(
 ):
     """Fig. 10 and the page's samples are made.
 
-    What needs continuations or a first error is left out, and named.
+    What needs continuations is left out, and named.
     """
     flags = solutions(tmp_path / "s.jsonl")
     out = tmp_path / "out"
@@ -471,7 +455,7 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(
     run_well(diagnose, flags, "--groups 1 --model", qwen_folder, "--out", out)
     printed = capsys.readouterr().out
     results = json.loads((out / "diagnose.json").read_text())
-    assert "left out: Figs. 1(a), 1(b), 3, 9" in printed and "first error" in printed
+    assert "left out: Figs. 1, 3, 9" in printed
     assert {path.stem for path in out.glob("*.png")} == {"fig_10"}
     assert results["fig_10"] == {"mixed": 2 / 3, "accuracies": [0.5, 1], "groups": [2, 1]}
     assert results["mixed_groups"] == 1 and not {"fig_1a", "methods"} & results.keys()
@@ -518,16 +502,9 @@ def test_weights_are_rounded_and_rotary_frequencies_are_not():
     assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
 
 
-@pytest.mark.parametrize(
-    ("changed", "names"),
-    [
-        (dict(label=2), ["row 1", '"label", 0 or 1']),
-        (dict(solution="\ud800"), ["row 1", '"solution", both text']),
-        (dict(problem=1), ["row 1", '"problem"']),
-        (dict(solution="a" * 510), ["a problem and its solutions need", "leave it out"]),
-    ],
-)
-def test_bad_solutions_are_one_sentence(changed, names, qwen_folder, tmp_path, assert_refused):
+@pytest.mark.parametrize("changed", [dict(label=2), dict(solution="\ud800")])
+def test_bad_solutions_are_one_sentence(changed, qwen_folder, tmp_path, assert_refused):
     flags = words_of(solutions(tmp_path / "s.jsonl", **changed), "--model", qwen_folder)
-    assert_refused(diagnose.main, [*flags, "--out", tmp_path / "out"], "error: --rollouts", *names)
+    names = "error: --rollouts", 'give JSON lines with "problem", "solution" and "label", 0 or 1'
+    assert_refused(diagnose.main, [*flags, "--out", tmp_path / "out"], *names)
     assert not (tmp_path / "out").exists()
