@@ -163,14 +163,12 @@ def against_truth(
     options: tuple[str, ...],
     context: Context,
     batches: list[Batch],
-    signals: dict[str, list[Tensor]],
-    left_out: list[str],
 ) -> dict:
     """Score every credit method, and SHEAR with changed options, against the true first errors.
 
     The result has "methods" and "settings", each name -> the result of `measure_place`. `options`
-    are those given for SHEAR, and `signals` are further weights, (G, T) per batch, which are added
-    to the settings. What cannot be measured goes to `left_out`, with the reason.
+    are those given for SHEAR; surprisal, -log pi, is added to the settings. What cannot be measured
+    is printed, with the reason.
     """
     shear = context.shear
     errors = [batch.true_errors(context.task, context.tokenizer) for batch in batches]
@@ -178,7 +176,7 @@ def against_truth(
     wrong_step = torch.where(wrong_step[:, :1] > 0, wrong_step, -1)  # a first token has none before
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
     if localisation(mask.float(), mask, wrong_step) is None:
-        left_out.append("the truth: no rollout has tokens before and after its first error")
+        print("left out: the truth: no rollout has tokens before and after its first error")
         return {}
     group = torch.cat([torch.full_like(rows[:, 0], n) for n, rows in enumerate(errors)])  # (B,)
     place_of = partial(
@@ -189,7 +187,7 @@ def against_truth(
     for name in methods:
         missing = [need for need in METHODS[name].needs if not has.get(need, True)]
         if missing:
-            left_out.append(f"{name} against the truth: needs {NEEDS[missing[0]]}")
+            print(f"left out: {name} against the truth: needs {NEEDS[missing[0]]}")
         else:
             credit = Credit(name, options if name == "shear" else ())
             measured.append(("methods", name, credit, shear))
@@ -200,8 +198,8 @@ def against_truth(
         changed_context = replace(context, shear=changed)
         of_batches = [weights_of(batch, changed_context, credit) for batch in batches]
         results[section][name] = place_of(cat_padded(of_batches))
-    for name, of_batches in signals.items():
-        results["settings"][name] = place_of(cat_padded(of_batches))
+    surprisal = [-batch.log_probs for batch in batches]
+    results["settings"]["surprisal"] = place_of(cat_padded(surprisal))
     return results
 
 

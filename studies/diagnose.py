@@ -26,16 +26,13 @@ small.
 
 import shlex
 import sys
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from credit.settings import Credit
 from credit.table import METHODS
 from harness.config import (
-    Counts,
     PathFlag,
     TrainConfig,
     flat,
@@ -62,8 +59,6 @@ class Diagnose:
     """JSON lines with "problem", "solution", "label" instead of samples; nothing is continued."""
     methods: Annotated[tuple[str, ...], several(spec("NAME", one_of(METHODS)))] = ()
     """Methods scored against the true first error; if not given, all that the task allows."""
-    layers: Counts = ()
-    """Decoder layers whose states SHEAR uses, in addition, against the true first error."""
     out: PathFlag = Path("runs/diagnose")
     """Folder for the groups, the numbers and the figures."""
 
@@ -73,12 +68,10 @@ if __name__ == "__main__":
 
 import pandas as pd
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from credit.batch import Batch, Context
 from credit.measures import sample_rows
-from credit.shear_settings import ClosestSpan
 from harness import files, parallel, report, tables
 from harness.launch import resolve, run_command
 from harness.models import load_model, load_tokenizer, round_weights
@@ -93,7 +86,6 @@ from studies.prefixes import (
     read_solutions,
     score_group,
     span_table,
-    up_to,
 )
 from tasks.errors import BadInput
 from tasks.problems import empty_task
@@ -150,28 +142,24 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
         raise BadInput(f"--groups {flags.groups}: {none_mixed}")
     # a row per group; None, and what a smaller group of --rollouts lacks, do not count
     accuracies = pd.DataFrame([group.scores for group in groups], dtype=float).mean(axis=1)
-    left_out: list[str] = []
     results: dict = {
         "flags": decided,
         "groups": len(groups),
         "mixed_groups": len(mixed),
-        "left_out": left_out,
         "fig_10": figures.fig_10_accuracies(accuracies.dropna(), out / "fig_10.png"),
     }
     context = context_at_start(parts)
     options = config.credit.method_option  # SHEAR's
-    read = read_all(mixed, flags.layers, context, options)
-    files.write_rows(out / "samples.jsonl", read.samples)
-    spans = span_table(mixed, read.closest).dropna()  # of prefixes that were continued
+    batches = read_all(mixed, context, options, out)
+    spans = span_table(mixed, batches).dropna()  # of prefixes that were continued
     if spans.empty:
-        left_out.append("Figs. 1, 3, 9: no prefix of --window tokens or more was continued")
+        print("left out: Figs. 1, 3, 9: no prefix of --window tokens or more was continued")
     else:
         results["spans"] = len(spans)
         for name, draw in FIGURES.items():
             results[name] = draw(spans, out / f"{name}.png")
     if parts.task.first_error:
-        methods = flags.methods or METHODS
-        results |= against_truth(methods, options, context, read.batches, read.signals, left_out)
+        results |= against_truth(flags.methods or METHODS, options, context, batches)
     if "methods" in results:
         figures.weight_around_error(results["methods"], out / "around_error.png")
     files.write_json(out / "diagnose.json", results)
@@ -179,42 +167,27 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
     print(f"figures and numbers: {out}/\nnext: python -m studies.page {shlex.quote(str(out))}")
 
 
-class Read(NamedTuple):
-    """The results of reading some groups' hidden states."""
-
-    batches: list[Batch]  # with states; empty if the task does not know the first error
-    signals: dict[str, list[Tensor]]  # other weights to score: (G, T) per batch
-    closest: list[list[list[ClosestSpan]]]  # by group, rollout, span
-    samples: list[dict]  # rows for the page
-
-
 def read_all(
-    groups: list[Prefixes], layers: Sequence[int], context: Context, options: tuple[str, ...]
-) -> Read:
-    """Read the groups' hidden states; `options` are SHEAR's.
+    groups: list[Prefixes], context: Context, options: tuple[str, ...], out: Path
+) -> list[Batch]:
+    """The groups with SHEAR's closest spans, and with states where the truth is known.
 
-    SHEAR's weights are also read from the states after each of these decoder `layers`.
+    `options` are SHEAR's. Writes samples.jsonl for the page.
     """
-    task = context.task
-    shear = Credit("shear", options)
-    read = Read([], defaultdict(list), [], [])
-    # `first` is slow (it solves every pair of spans), so it runs only where the truth is known.
-    others = ("grpo", "first", "oracle") if task.first_error else ("grpo",)
+    credits = [Credit("shear", options), Credit("grpo")]
+    if context.task.first_error:  # elsewhere not `first`, which is slow: it solves every pair
+        credits += [Credit("first"), Credit("oracle")]
+    batches = []
+    rows = []
     for group in tqdm(groups, "hidden states and distances", leave=False, disable=None):
         batch = score_group(group, context)
-        weights = {"shear": weights_of(batch, context, shear)}  # (G, T) each
-        for name in others:
-            weights[name] = weights_of(batch, context, Credit(name))
-        read.closest.append(batch.closest)
-        read.samples.extend(sample_rows(0, context.tokenizer, task, batch, weights))
-        if task.first_error:  # keep the states: `against_truth` reads them again
-            read.batches.append(batch)
-            read.signals["surprisal"].append(-batch.log_probs)
-            for layer in layers:
-                with up_to(layer, context.policy.model):
-                    early = score_group(group, context)
-                read.signals[f"layer {layer}"].append(weights_of(early, context, shear))
-    return read
+        weights = {credit.method: weights_of(batch, context, credit) for credit in credits}
+        rows += sample_rows(0, context.tokenizer, context.task, batch, weights)
+        if not context.task.first_error:
+            batch.hidden = None
+        batches.append(batch)
+    files.write_rows(out / "samples.jsonl", rows)
+    return batches
 
 
 def from_file(
@@ -280,10 +253,7 @@ def summary(results: dict) -> list[str]:
         "Spearman's rho of continuation success and distance; AUC: of success",
         "paper: MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25",
     ]
-    lines = tables.with_legend(rows, legend)
-    if "methods" in results:
-        lines += truth_lines(results)
-    return lines + [f"left out: {reason}" for reason in results["left_out"]]
+    return tables.with_legend(rows, legend) + truth_lines(results)
 
 
 def rhos(*results: dict) -> list[float | None]:
@@ -292,9 +262,9 @@ def rhos(*results: dict) -> list[float | None]:
 
 
 def truth_lines(results: dict) -> list[str]:
-    """A table that compares credit with the true first error."""
-    places = dict(results["methods"])
-    for name, place in results["settings"].items():
+    """A table that compares credit with the true first error, where that is known."""
+    places = dict(results.get("methods", {}))
+    for name, place in results.get("settings", {}).items():
         places[name if name == "surprisal" else f"shear, {name}"] = place
     rows = []
     for name, place in places.items():
@@ -305,14 +275,7 @@ def truth_lines(results: dict) -> list[str]:
         row["weight, %"] = " / ".join(f"{100 * share:.0f}" for share in place["shares"])
         row["peak"] = f"{place['peak']['quartiles'][1]:g}" if place["peak"] else "-"
         rows.append(row)
-    legend = [
-        "AUC: the chance that a token from the error on outweighs one before it; ± 90%, over "
-        "groups",
-        "over position: less the AUC of position alone; step: the wrong step against all others",
-        "weight: its shares before, on and after the wrong step",
-        "peak: tokens from the error's start to the largest weight, the median over rollouts",
-    ]
-    return tables.with_legend(rows, legend)
+    return tables.with_legend(rows, ["columns: docs/diagnose.md"]) if rows else []
 
 
 if __name__ == "__main__":

@@ -24,20 +24,18 @@ Left out: the texts of continuations; only their verdicts are kept.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from credit.batch import Batch, Context
 from credit.salience import answer_places
 from credit.settings import Shear
-from credit.shear_settings import ClosestSpan
 from fast.generate import fast_generate
 from fast.packing import packing_of
 from grpo import (
@@ -54,7 +52,7 @@ from harness.prepare import Parts
 from harness.run import credit_context, seed_of
 from rewards import Verdict
 from shear import span_bounds
-from tasks.errors import BadInput, bad_input_on_error
+from tasks.errors import bad_input_on_error
 from tasks.problems import Task
 from tasks.rows import read_rows
 
@@ -232,29 +230,14 @@ def score_group(group: Prefixes, context: Context) -> Batch:
     return batch
 
 
-@contextmanager
-def up_to(layer: int, model: PreTrainedModel) -> Iterator[None]:
-    """Inside, the model ends after that many decoder layers; its final norm stays."""
-    base = model.base_model
-    layers = base.layers
-    assert isinstance(layers, torch.nn.ModuleList)
-    if layer > len(layers):
-        raise BadInput(f"--layers {layer}: the model has {len(layers)}; give these at most")
-    base.layers = layers[:layer]
-    try:
-        yield
-    finally:
-        base.layers = layers
-
-
-def span_table(groups: list[Prefixes], closest: list[list[list[ClosestSpan]]]) -> pd.DataFrame:
+def span_table(groups: list[Prefixes], batches: list[Batch]) -> pd.DataFrame:
     """A row per prefix of a graded rollout, with the float64 columns SPANS of `figures.py`.
 
-    "success" is NaN without continuations. `closest` has the spans by group, rollout and prefix.
+    "success" is NaN without continuations. `batches` have the groups' closest spans.
     """
     rows = []
     rollout = 0
-    for group, of_group in zip(groups, closest, strict=True):
+    for group, batch in zip(groups, batches, strict=True):
         for row, right in enumerate(group.scores):
             rollout += 1
             if right is None:
@@ -262,5 +245,7 @@ def span_table(groups: list[Prefixes], closest: list[list[list[ClosestSpan]]]) -
             for number, end in enumerate(group.ends[row]):
                 scores = group.continued[row][number] if group.continued else []
                 success = pd.Series(scores, dtype=float).mean()  # without None; NaN for no scores
-                rows.append((rollout, number, right, end, of_group[row][number].distance, success))
+                rows.append(
+                    (rollout, number, right, end, batch.closest[row][number].distance, success)
+                )
     return pd.DataFrame(rows, columns=SPANS, dtype=float)
