@@ -44,7 +44,6 @@ import shlex
 import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -232,10 +231,7 @@ def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: in
 
 
 def draw(runs: Sequence[str]) -> None:
-    """Print a table of these runs, and draw their training rewards, step by step.
-
-    Raises BadInput.
-    """
+    """Print a table of these runs, and draw their training rewards, step by step."""
     path = Path(runs[0]).parent / "compare.png"
     curves = {}
     table = []
@@ -244,16 +240,15 @@ def draw(runs: Sequence[str]) -> None:
         rewards = [row["reward"] for row in rows if "step" in row]
         curves[run] = [rewards]
         mean = pd.Series(rewards, dtype=float).mean()  # null does not count
-        line = {"run": run, "steps": str(len(rewards)), "reward": f"{mean:.3f}"}
+        line = {"run": run, "steps": str(len(rewards)), "mean reward": f"{mean:.3f}"}
         for row in rows:
             for when in row.keys() & {"before", "after"}:
                 for name in ("greedy", "sampled"):
-                    mean, error, _ = files.with_nan(row[when][name])
-                    line[f"{name} {when}"] = tables.percent(mean, error)
+                    accuracy, error, _ = files.with_nan(row[when][name])
+                    line[f"{name} {when}, %"] = tables.percent(accuracy, error)
         table.append(line)
     figures.reward_curves(curves, path)
-    legend = "reward: mean of all training steps; greedy, sampled: held-out accuracy, %"
-    print("\n".join([*tables.markdown(table), "", legend, f"wrote {path}"]))
+    print("\n".join([*tables.markdown(table), "", f"wrote {path}"]))
 
 
 def trials_in(path: Path) -> pd.DataFrame:
@@ -363,14 +358,12 @@ def run_from_one_start(cell: Cell, path: Path, trials: list[Trial]) -> None:
             words += ["--seed", str(trial.seed), "--lr", str(trial.lr)]
             words += ["--name", str(number), "--out", out]
             config = settings_of(arms[trial.rule], words)
-            began = time.perf_counter()
             with contextlib.redirect_stdout(io.StringIO()):
                 result = run_trial(config, trial.stage, cell)
-            result["seconds"] = round(time.perf_counter() - began, 1)
             if Path(out, "0", "start").exists():
                 start = ["--task", config.task, "--model", f"{out}/0/start"]
-            made_by = {"code": code_of(arms[trial.rule])}
-            files.append_rows(path, [trial._asdict() | made_by | result])
+            code = code_of(arms[trial.rule])
+            files.append_rows(path, [trial._asdict() | {"code": code} | result])
 
 
 def run_trial(config: TrainConfig, stage: str, cell: Cell) -> dict:

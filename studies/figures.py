@@ -30,6 +30,7 @@ Left out: the paper's case studies and Fig. 11, the distances of two rollouts' s
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -271,20 +272,15 @@ def reward_curves(curves: dict[str, list[list[float]]], path: Path) -> None:
     """Draw runs' mean training reward by step.
 
     `curves` has the rewards of each run, a list per seed; bands go from the lowest to the highest
-    seed. Each panel shows the first run beside one of the others.
+    seed.
     """
-    first, *others = curves
-    pairs = [[first, other] for other in others] or [[first]]
-    with picture(path, max(6.2, 3.2 * len(pairs)), 3.6, len(pairs)) as panels:
-        for axes, names in zip(panels, pairs, strict=True):
-            for colour, name in zip((INK, RIGHT), names, strict=False):
-                rewards = np.array(curves[name], dtype=float)  # (seeds, steps), None as NaN
-                steps = np.arange(1, rewards.shape[1] + 1)
-                axes.plot(steps, rewards.mean(0), color=colour, label=name)
-                axes.fill_between(
-                    steps, rewards.min(0), rewards.max(0), color=colour, alpha=0.15, lw=0
-                )
-            axes.set(xlabel="training step", ylim=(0, 1))
-            axes.locator_params(axis="x", integer=True)
-            axes.legend(loc="upper left")
-        panels[0].set_ylabel("share of right answers in the step")
+    with picture(path, 6.2, 3.6) as (axes,):
+        for colour, name in zip(cycle((INK, RIGHT, WRONG, FAINT)), curves, strict=False):
+            rewards = np.array(curves[name], dtype=float)  # (seeds, steps), None as NaN
+            steps = np.arange(1, rewards.shape[1] + 1)
+            low, high = rewards.min(0), rewards.max(0)
+            axes.plot(steps, rewards.mean(0), color=colour, label=name)
+            axes.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0)
+        axes.set(xlabel="training step", ylabel="share of right answers", ylim=(0, 1))
+        axes.locator_params(axis="x", integer=True)
+        axes.legend(loc="upper left")
