@@ -21,8 +21,8 @@ of a seed start from the same model and see the same problems. Finished trials a
 is missing. Other flags of train.py make another task, whose trials may go to the same file. No
 trial is added to an arm whose trials were made by other code or with other flags.
 
-The table has means over the seeds. D is the mean difference from GRPO, paired by seed, with its 90%
-interval (Student's t) and the number of seeds on which it is positive:
+The table has means over all seeds of the file. D is the mean difference from GRPO, paired by seed,
+with its 90% interval (Student's t) and the number of seeds on which it is positive:
     curve            mean reward of all training steps
     held out         accuracy on `--heldout` (256) problems after training, sampled as in training
     AUC              of the weights against the true first error, before / after training
@@ -89,7 +89,7 @@ class Compare:
     """Folders of runs: print their numbers and draw their curves; nothing is trained."""
     arms: Annotated[Texts, tyro.conf.arg(help=ARMS_HELP)] = ()
     seeds: Seeds = (0, 1, 2, 3, 4)
-    """Seeds of the table."""
+    """Seeds that each arm is confirmed on."""
     tuning_seeds: Seeds = TUNING
     """Seeds that choose the learning rates."""
     rates: Annotated[tuple[float, ...], several(number(float, 1e-30))] = ()
@@ -165,21 +165,19 @@ def main(argv: list[str] | None = None) -> None:
         return draw(flags.runs)
     config = parse_train(others)
     refuse_flags(config, f"method {OURS}", "the trials set it")
-    arms = allowed_arms(flags.arms, others)
     tuning = sorted(set(flags.tuning_seeds))
-    cell = Cell(shlex.join(others), arms, tuning, sorted(set(flags.rates)))
-    if len(set(flags.seeds)) < 2 or set(flags.seeds) & set(tuning):
+    stages = {"tune": tuning, "confirm": sorted(set(flags.seeds))}
+    if len(stages["confirm"]) < 2 or set(flags.seeds) & set(tuning):
         given = " ".join(map(str, flags.seeds))
         raise BadInput(f"--seeds {given}: give two or more, and none of --tuning-seeds")
-    stages = {"tune": tuning, "confirm": sorted(set(flags.seeds))}
     if "model" in TASKS[config.task].has:
         stages["advantages"] = tuning
+    arms = allowed_arms(flags.arms, others)
+    cell = Cell(shlex.join(others), arms, tuning, sorted(set(flags.rates)))
     flags.rows.parent.mkdir(parents=True, exist_ok=True)
     for stage, seeds in stages.items():
         run_stage(stage, cell, seeds, flags.rows, flags.jobs)
-    trials = trials_in(flags.rows)
-    shown = (trials["stage"] != "confirm") | trials["seed"].isin(flags.seeds)
-    print("\n".join(tables.markdown(table_of(trials[shown], cell))))
+    print("\n".join(tables.markdown(table_of(trials_in(flags.rows), cell))))
 
 
 def allowed_arms(given: Sequence[str], others: list[str]) -> list[str]:
@@ -216,13 +214,10 @@ def settings_of(arm: str, others: list[str]) -> TrainConfig:
 
 def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: int) -> None:
     """Run the trials of a stage until none is missing: a grid grows with its results."""
-    while True:
-        missing = missing_trials(stage, trials_in(path), cell, seeds)
-        if not missing:
-            break
+    while missing_trials(stage, trials_in(path), cell, seeds):
         refuse_other_code(cell, path)
         by_seed = defaultdict(list)
-        for trial in missing:
+        for trial in missing_trials(stage, trials_in(path), cell, seeds):
             by_seed[trial.seed].append(trial)
         with multiprocessing.get_context("spawn").Pool(jobs) as pool:
             run = partial(run_from_one_start, cell, path)
@@ -272,11 +267,11 @@ def code_of(arm: str) -> str:
 def refuse_other_code(cell: Cell, path: Path) -> None:
     """Raise BadInput if an arm has trials of other code or flags; those without a digest pass."""
     trials = trials_in(path)
+    trials = trials[trials["cell"] == cell.flags].dropna(subset="code")
     for arm in cell.arms:
-        own = trials[(trials["cell"] == cell.flags) & (trials["rule"] == name_of(arm))]
-        if set(own["code"].dropna()) - {code_of(arm)}:
+        if not trials["code"][trials["rule"] == name_of(arm)].isin([code_of(arm)]).all():
             reason = f"has trials of {name_of(arm)} by other code or flags"
-            raise BadInput(f"--rows {path}: {reason}; take these, or give another file")
+            raise BadInput(f"--rows {path}: {reason}; give another file")
 
 
 # ---- which trials --------------------------------------------------------------------------------
@@ -445,7 +440,7 @@ def with_interval(values: pd.Series) -> str:
 
 
 def table_of(trials: pd.DataFrame, cell: Cell) -> list[dict[str, str]]:
-    """A line per arm; the trials of `confirm` in `trials` have the table's seeds."""
+    """A line per arm."""
     # each arm's best rate
     rates = {name_of(arm): mean_curves(cell, arm, trials).idxmax() for arm in cell.arms}
     # per seed, arm -> how its credit agrees with true advantages

@@ -159,7 +159,7 @@ def test_trials_of_other_code_or_flags_are_not_added_to(tmp_path, assert_refused
     files.append_rows(path, [row | Trial("tune", "--steps 2", 100, "half", 1e-4)._asdict()])
     before = path.read_bytes()
     flags = ["--rows", path, "--steps", "2", "--arms", "half: shear --negative-scale .4"]
-    message = "has trials of half by other code or flags; take these, or give another file"
+    message = "has trials of half by other code or flags; give another file"
     assert_refused(compare.main, flags, message)
     assert path.read_bytes() == before
     cell = Cell("--steps 2", ["half: shear --negative-scale .5"])
