@@ -98,12 +98,6 @@ def correlations(spans: pd.DataFrame) -> dict:
     return result
 
 
-def in_words(result: dict) -> str:
-    """Spearman's rho for a title."""
-    rho = result["spearman"]
-    return "Spearman not defined" if rho is None else f"Spearman {rho:.2f}"
-
-
 def equal_bins(values: pd.Series, count: int) -> pd.Series:
     """Bin of each value: bins count from 1 and hold about equally many values each.
 
@@ -130,13 +124,12 @@ def fig_1a_position(spans: pd.DataFrame, path: Path, least: int = 8) -> dict:
     """
     by_end = spans.groupby("end")[list(LABELS)]
     means = by_end.mean()[by_end.size() >= least]
-    result = correlation(means)
     with picture(path, 10, 3.8, 2) as panels:
         for axes, (name, label) in zip(panels, LABELS.items(), strict=True):
             axes.plot(means[name], "o-", color=INK)
             axes.set(xlabel="length of the prefix, tokens", ylabel=label, ylim=(0, None))
-        panels[0].set_title(f"Fig. 1(a): {in_words(result)}")
-    return result | means.reset_index(names="ends").to_dict("list")
+        panels[0].set_title("Fig. 1(a)")
+    return correlation(means) | means.reset_index(names="ends").to_dict("list")
 
 
 def changes(spans: pd.DataFrame, least: float) -> pd.DataFrame:
@@ -153,17 +146,16 @@ def fig_1b_changes(spans: pd.DataFrame, path: Path, least: float = 1 / 16) -> di
     """Fig. 1(b): changes of success and distance from prefix to prefix; rho, p-value, count.
 
     A change counts if success changes by 1/16 or more: one continuation of the paper's 16, the
-    smallest change that they can show. The difference of two such shares has a standard deviation
-    of up to 0.18, so `at_least_quarter` has the same for changes of 1/4 and more.
+    smallest change that they can show. (The difference of two such shares has a standard deviation
+    of up to 0.18.)
     """
     moved = changes(spans, least)
-    result = correlation(moved)
     with picture(path, 5.4, 4.2) as (axes,):
         colours = np.where(moved["success"] < 0, WRONG, RIGHT)
         axes.scatter(moved["success"], moved["distance"], s=14, color=colours, alpha=0.45, lw=0)
         axes.set(xlabel=f"change of {LABELS['success']}", ylabel=f"change of {LABELS['distance']}")
-        axes.set_title(f"Fig. 1(b): {result['n']} local changes, {in_words(result)}")
-    return result | {"at_least_quarter": correlation(changes(spans, 0.25))}
+        axes.set_title(f"Fig. 1(b): {len(moved)} local changes")
+    return correlation(moved)
 
 
 def fig_3_separation(spans: pd.DataFrame, path: Path, bins: int = 8) -> dict:
@@ -189,7 +181,6 @@ def fig_3_separation(spans: pd.DataFrame, path: Path, bins: int = 8) -> dict:
                 patch_artist=True,
                 boxprops={"fc": colour},
                 medianprops={"color": "white"},
-                sym="",
                 label=f"spans of {side} rollouts",
             )
         result["auc"] = list(map(auc, success["right"], success["wrong"]))
@@ -243,10 +234,9 @@ def weight_around_error(places: dict[str, dict], path: Path) -> None:
             axes.plot(values / values.mean(), color=colour, label=name)
         axes.axvline(0, color=FAINT, lw=1, ls=":")
         axes.set(
-            xlabel="tokens after the start of the first error",
-            ylabel="mean weight, over the curve's mean",
-            ylim=(0, None),
+            xlabel="tokens after the start of the first error", ylabel="mean weight / its mean"
         )
+        axes.set_ylim(0)
         axes.legend(loc="upper left")
 
 
