@@ -112,7 +112,6 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
                     checkpoint.save(run, step + 1)
                 if interrupted:
                     raise KeyboardInterrupt
-        run.context.step = steps
         after = evaluate(run)
         if ranks.main:
             with files.whole_folder(run.folder / "model") as draft:
@@ -171,6 +170,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         weights = {config.credit.method: batch.weights}  # (B, T)
         samples = sample_rows(step, context.tokenizer, context.task, batch, weights)
     clock.lap("measure")
+    context.step = step + 1  # steps done
     return {"step": step + 1} | of_batch | updates | {"seconds": clock.laps}, samples
 
 

@@ -19,6 +19,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
@@ -29,7 +30,7 @@ from torch.optim import Optimizer
 from credit import lora
 from grpo import Policy
 from harness import files
-from harness.config import flat
+from harness.config import MAY_CHANGE, TrainConfig, flat, refuse_other_settings, with_values
 from harness.folder import write_config
 from harness.fsdp import gather, refresh, together
 from harness.run import Ranks, Run
@@ -73,6 +74,30 @@ def save(run: Run, step: int) -> None:
     gather(None, run.ranks)  # until it has its name
 
 
+def resume(config: TrainConfig, folder: str) -> TrainConfig:
+    """The settings of the run in `folder` as its checkpoint has them, but for those given anew.
+
+    `resume` becomes the folder of that checkpoint. Raises BadInput.
+    """
+    path, report = files.find_checkpoint(Path(folder))
+    run = path.resolve().parent.parent
+    saved = files.read_config(report["settings"], f"{path}/complete.json")
+    saved = replace(saved, out=str(run.parent), name=run.name)
+    given = {name: value for name, value in flat(config).items() if name in config.given}
+    fixed = {name: value for name, value in given.items() if name not in MAY_CHANGE}
+    holder = f"the run in --resume {folder} has"
+    refuse_other_settings(fixed, flat(saved), holder, "leave the flag out")
+    if "bench" in given or given.get("eval_every") == 0:  # other benchmarks, or none
+        saved = with_values(saved, {"bench": (), "bench_data": ()})
+    resumed = with_values(saved, given | {"resume": str(path)})
+    steps = resumed.optimisation.steps
+    if steps < report["step"]:  # equal if only the last evaluation was cut off
+        raise BadInput(
+            f"--steps {steps}: the checkpoint is of step {report['step']} already; give more"
+        )
+    return resumed
+
+
 def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
     """Restore everything as it was at the checkpoint `path`.
 
@@ -93,6 +118,7 @@ def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
             )
     load(path, run.trained, run.optimizer, run.ranks)
     refresh(run)
+    run.context.step = step
     if run.ranks.main:
         print(f"resumed after step {step} from {path}")
         for old in discard_after(run.folder, step):

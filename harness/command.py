@@ -23,8 +23,8 @@ import torch
 import transformers
 from huggingface_hub.utils import enable_progress_bars
 
-from harness import fsdp
-from harness.config import Machine, TrainConfig, check, rank_of_torchrun, resume, with_values
+from harness import checkpoint, fsdp
+from harness.config import Machine, TrainConfig, check, rank_of_torchrun, with_values
 from harness.run import Run
 from tasks import toy
 from tasks.errors import BadInput, printable
@@ -54,7 +54,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     `harness.load.Sizes` shrinks sizes further once the data is known.
     """
     if config.checkpoints.resume:
-        config = resume(config, config.checkpoints.resume)
+        config = checkpoint.resume(config, config.checkpoints.resume)
     if "prompts_per_update" not in config.given:
         groups = min(config.optimisation.prompts_per_update, config.sampling.prompts_per_step)
         config = with_values(config, {"prompts_per_update": groups})

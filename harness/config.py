@@ -2,8 +2,7 @@
 
     parse_train(argv), parse_eval(argv)   the flags of a command; tyro prints --help and errors
     flat(config), with_values(config, .)  settings by the names of their flags
-    read_config(settings, ...)            a configuration from such settings, as in config.json
-    check(config), resume(config)         refuse wrong settings; restore a saved run's
+    check(config)                         refuse wrong settings
 
 Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318) and its protocol:
 `docs/recipe.md` has each one beside the paper's words, and our reason where the paper is silent.
@@ -76,7 +75,6 @@ MAY_CHANGE = frozenset(
     "generate_batch eval_every bench bench_data track force".split()
 )
 FLAT = (tyro.conf.OmitArgPrefixes,)  # flags are named by their fields alone
-UNSPELT = "given", "digest"  # settings that `takes` cannot check by a flag
 
 
 # ---- parts of a configuration, one for each group of flags ---------------------------------------
@@ -368,32 +366,6 @@ def parse_train(argv: Sequence[str] | None = None) -> TrainConfig:
     return read_flags(TrainConfig, argv, prog="python train.py", default=preset(argv))
 
 
-def resume(config: TrainConfig, folder: str) -> TrainConfig:
-    """The settings of the run in `folder` as its checkpoint has them, but for those given anew.
-
-    `resume` becomes the folder of that checkpoint. Raises BadInput.
-    """
-    from harness import files  # imports torch
-
-    path, report = files.find_checkpoint(Path(folder))
-    run = path.resolve().parent.parent
-    saved = read_config(report["settings"], f"{path}/complete.json")
-    saved = replace(saved, out=str(run.parent), name=run.name)
-    given = {name: value for name, value in flat(config).items() if name in config.given}
-    fixed = {name: value for name, value in given.items() if name not in MAY_CHANGE}
-    holder = f"the run in --resume {folder} has"
-    refuse_other_settings(fixed, flat(saved), holder, "leave the flag out")
-    if "bench" in given or given.get("eval_every") == 0:  # other benchmarks, or none
-        saved = with_values(saved, {"bench": (), "bench_data": ()})
-    resumed = with_values(saved, given | {"resume": str(path)})
-    steps = resumed.optimisation.steps
-    if steps < report["step"]:  # equal if only the last evaluation was cut off
-        raise BadInput(
-            f"--steps {steps}: the checkpoint is of step {report['step']} already; give more"
-        )
-    return resumed
-
-
 def refuse_other_settings(
     wanted: Mapping[str, object], had: Mapping[str, object], holder: str, remedy: str
 ) -> None:
@@ -585,40 +557,3 @@ def spell(name: str, value: object) -> list[str]:
     if isinstance(value, tuple):
         return [flag(name), *map(str, value)] if value else []
     return [] if value is None else [flag(name), str(value)]
-
-
-def read_config(settings: Mapping[str, object], place: str) -> TrainConfig:
-    """The configuration of a run from its settings in JSON.
-
-    Raises BadInput, naming `place`, for a value that its flag does not take.
-    """
-    values = {}
-    for name, usual in flat(PAPER).items():
-        value = settings.get(name, usual)
-        values[name] = tuple(value) if isinstance(value, list) else value
-    if not takes(values):  # one parse for all settings; the one at fault is only looked for then
-        for name, value in values.items():
-            if not takes({name: value}):
-                raise BadInput(
-                    f"{place}: {name} is {value}; restore it, or give another checkpoint"
-                )
-    return with_values(PAPER, values)
-
-
-def takes(values: Mapping[str, object]) -> bool:
-    """Whether settings can have these values: their flags, spelled and parsed, give them again."""
-    usual = flat(PAPER)
-    words = []
-    spelled = []
-    for name, value in values.items():
-        if value == usual[name] or name in UNSPELT:
-            if usual[name] is not None and type(value) is not type(usual[name]):
-                return False
-        else:
-            words += spell(name, value)
-            spelled.append(name)
-    try:
-        read = tyro.cli(TrainConfig, args=words, default=PAPER, config=FLAT, console_outputs=False)
-    except SystemExit:
-        return False
-    return all(flat(read)[name] == values[name] for name in spelled)

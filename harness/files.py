@@ -9,13 +9,14 @@ origin_of(path)                            what such a model was trained from
 checkpoints_of(run), find_checkpoint(path) a run's complete ones, and the one to resume from
 """
 
+import dataclasses
 import fcntl
 import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
@@ -24,6 +25,7 @@ from typing import Annotated, Any, Literal, NotRequired
 from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
 from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
 
+from harness.config import PAPER, TrainConfig, with_values
 from harness.fsdp import together
 from harness.run import Ranks
 from tasks.errors import BadInput, bad_input_on_error
@@ -384,3 +386,17 @@ def find_checkpoint(path: Path) -> tuple[Path, dict]:
             )
         path = complete[-1]
     return path, read_settings(path / "complete.json")
+
+
+def read_config(settings: Mapping[str, object], place: str) -> TrainConfig:
+    """The configuration of a run from its settings in JSON; a setting that is missing is usual.
+
+    Raises BadInput, naming `place`, for a value of another type.
+    """
+    config = with_values(PAPER, settings)
+    try:
+        return TypeAdapter(TrainConfig).validate_python(dataclasses.asdict(config))
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        reason = f"{wrong['loc'][-1]} is {wrong['input']}"
+        raise BadInput(f"{place}: {reason}; restore it, or give another checkpoint") from error

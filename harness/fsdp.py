@@ -243,7 +243,7 @@ def shard(run: Run) -> None:
         run.context.policy = Policy(rounded_copy(model, dtype), recompute, layout)
         # After the copy, which would otherwise take over the wrapped layers of `model`.
         run.trained = Policy(model, recompute, layout)
-        split(run.trained, ranks, dtype, config.machine.shard_over or ranks.world)
+        split_weights(run.trained, ranks, dtype, config.machine.shard_over or ranks.world)
     # Adam's step is lr whatever the gradient's size, so token weights that shrink all advantages
     # alike change little.
     run.optimizer = torch.optim.AdamW(
@@ -266,7 +266,7 @@ def rounded_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return copy.deepcopy(model, rounded)  # which takes these instead of its parameters
 
 
-def split(policy: Policy, ranks: Ranks, dtype: torch.dtype, size: int) -> None:
+def split_weights(policy: Policy, ranks: Ranks, dtype: torch.dtype, size: int) -> None:
     """Split a policy's weights over `size` ranks, one FSDP unit per decoder layer."""
     device = ranks.device.type
     if not dist.is_initialized():  # a mesh of one

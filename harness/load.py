@@ -22,7 +22,7 @@ from credit.reward_model import RewardModel
 from credit.table import NEEDS
 from grpo import Policy, layers_of
 from harness import evaluation, files, fsdp, memory, models
-from harness.config import TrainConfig, flag, flat, read_config, with_values
+from harness.config import TrainConfig, flag, flat, with_values
 from harness.evaluation import context_of
 from harness.run import Ranks, Run, make_context
 from tasks import benchmarks, lessons, problems, toy, words
@@ -243,7 +243,7 @@ def check_problems(path: str, run: dict) -> None:
     """
     if run.get("task") != "embedded" or "digest" not in run:
         return
-    config = read_config(run, f"--model {path}: config.json of its run")
+    config = files.read_config(run, f"--model {path}: config.json of its run")
     sizes = config.problems
     train, heldout = toy.make_problems(
         lessons.MADE_PROBLEMS, sizes.heldout, sizes.toy_lines, config.seed

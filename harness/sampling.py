@@ -75,7 +75,8 @@ def resample_equal(
         for group, problem in zip(equal, others, strict=True):
             problems[group] = problem
         # the rollouts of these groups
-        rows = [size * group + place for group in equal for place in range(size)]
+        places = size * torch.tensor(equal)[:, None] + torch.arange(size)  # (groups, G)
+        rows = places.flatten().tolist()
         for row, verdict in zip(rows, new_verdicts, strict=True):
             verdicts[row] = verdict
         rollouts = rollouts.with_rows(rows, new_rollouts)

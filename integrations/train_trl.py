@@ -1,6 +1,6 @@
-r"""Train a model through TRL with SHEAR; without `--model` the embedded task's, on a CPU.
+r"""Train a model through TRL with SHEAR; without `--model` the embedded task's.
 
-    torchrun --nproc_per_node 2 -m integrations.train_trl
+    torchrun --nproc_per_node 2 -m integrations.train_trl --config integrations/toy.yaml
     accelerate launch --config_file zero3.yaml -m integrations.train_trl \
         --model Qwen/Qwen2.5-Math-7B --use_vllm true
 
@@ -21,23 +21,6 @@ from rewards import grade_math
 from tasks import toy
 from tasks.problems import choose_template, load_problems, text_task
 
-# train.py's recipe for the embedded task, with two processes: 16 prompts per generation and 4 per
-# update, of 8 rollouts each.
-TOY_DEFAULTS: dict[str, object] = dict(
-    use_cpu=True,
-    bf16=False,
-    window=12,
-    stride=6,
-    max_completion_length=2 * toy.response_tokens(2),
-    per_device_train_batch_size=16,
-    steps_per_generation=4,
-    gradient_accumulation_steps=1,
-    learning_rate=1e-4,
-    lr_scheduler_type="constant",
-    max_steps=160,
-    save_strategy="no",
-)
-
 
 @dataclass
 class Options:
@@ -53,13 +36,7 @@ def main() -> None:
     """Read the flags, train, and save the model."""
     kinds: list = [Options, GRPOConfig]
     parser = TrlParser(kinds)
-    parser.set_defaults(output_dir="runs/trl", report_to="none", num_generations=8)
-    # `--model` decides the defaults; it may also stand in the file of `--config`
-    given, _ = TrlParser(kinds[:1], add_help=False).parse_args_and_config(
-        return_remaining_strings=True
-    )
-    if given.model is None:
-        parser.set_defaults(**TOY_DEFAULTS)
+    parser.set_defaults(output_dir="runs/trl", report_to="none")
     options, config = parser.parse_args_and_config()
     if options.model:
         model = options.model

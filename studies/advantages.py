@@ -23,12 +23,8 @@ advantage.
 
 First errors: how well weights tell a wrong rollout's tokens from its first error on from those
 before it, and how far off the largest weight lies (`measures.localisation`, `peak`), for every
-credit method that gives weights and for SHEAR with one option changed at a time. And how far ahead
-of the error they rise: a span that ends beyond it starts up to w - 1 tokens before it and gives
-these tokens its distance (App. H.1 of arXiv 2604.23318), whole by max pooling, in part by mean
-pooling. Every kind of error is over at the wrong step's last token, so the rise is counted from
-there, in rollouts with a window of tokens before the step. Intervals are 90% jackknife intervals
-over groups.
+credit method that gives weights and for SHEAR with one option changed at a time. Intervals are 90%
+jackknife intervals over groups.
 
 Left out: advantages on other tasks than the embedded one, and of single tokens; the samples, of
 which only the numbers are kept; methods whose weights need a trained adapter, which no saved model
@@ -38,6 +34,7 @@ has (`lora.save_merged` merges it).
 import math
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -61,8 +58,7 @@ from credit.settings import Credit, Shear
 from credit.table import METHODS, NEEDS
 from grpo import cat_padded
 from harness.config import with_values
-from harness.load import Parts
-from harness.run import seed_of
+from harness.run import Run, seed_of
 from studies.prefixes import (
     Prefixes,
     context_at_start,
@@ -83,36 +79,27 @@ def weights_of(batch: Batch, context: Context, credit: Credit) -> Tensor:
 # ---- true advantages -----------------------------------------------------------------------------
 
 
-def measure(
-    parts: Parts, problems: list[dict], methods: dict[str, Credit], continuations: int
-) -> dict:
+def measure(run: Run, problems: list[dict], methods: dict[str, Credit], continuations: int) -> dict:
     """`agreement` of each method's credit with true advantages, on rollouts to these problems.
 
     `methods` has each method's settings by its name. Random numbers depend on the seed and the
     problem's number alone.
     """
-    context = context_at_start(parts)
+    context = context_at_start(run)
     lines = []
-    mixed = 0
     for index, problem in enumerate(tqdm(problems, "groups", leave=False, disable=None)):
-        torch.manual_seed(seed_of(parts.config.seed, index))
-        group = sample_group(parts, problem)
+        torch.manual_seed(seed_of(run.config.seed, index))
+        group = sample_group(run, problem)
         if not group.mixed:
             continue
-        mixed += 1
         ends = []
         for text, ids in zip(group.texts, group.responses, strict=True):
             ends.append(line_ends(text, len(ids))[:-1])
-        group = continue_prefixes(parts, replace(group, ends=ends), continuations)
+        group = continue_prefixes(run, replace(group, ends=ends), continuations)
         batch = score_group(group, context)
         weights = {name: weights_of(batch, context, credit) for name, credit in methods.items()}
         lines += line_stats(group, batch.advantages, weights)
-    return {
-        "groups": len(problems),
-        "mixed_groups": mixed,
-        "lines": len(lines),
-        "methods": agreement(lines, list(methods)),
-    }
+    return {"lines": len(lines), "methods": agreement(lines, list(methods))}
 
 
 def line_ends(text: str, length: int) -> list[int]:
@@ -173,82 +160,67 @@ def against_truth(
     options: tuple[str, ...],
     context: Context,
     batches: list[Batch],
-    signals: dict[str, list[Tensor]],
-    left_out: list[str],
 ) -> dict:
     """Score every credit method, and SHEAR with changed options, against the true first errors.
 
     The result has "methods" and "settings", each name -> the result of `measure_place`. `options`
-    are those given for SHEAR, and `signals` are further weights, (G, T) per batch, which are added
-    to the settings. What cannot be measured goes to `left_out`, with the reason.
+    are those given for SHEAR; surprisal, -log pi, is added to the settings. What cannot be measured
+    is printed, with the reason.
     """
-    task = context.task
     shear = context.shear
-    errors = torch.cat([batch.true_errors(task, context.tokenizer) for batch in batches])  # (B, 2)
-    errors = torch.where(errors[:, :1] > 0, errors, -1)  # the first token has none before it
+    errors = [batch.true_errors(context.task, context.tokenizer) for batch in batches]
+    wrong_step = torch.cat(errors)  # (B, 2)
+    wrong_step = torch.where(wrong_step[:, :1] > 0, wrong_step, -1)  # a first token has none before
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
-    if localisation(mask.float(), mask, errors) is None:
-        left_out.append(
-            "credit against the truth: no rollout has tokens before and after its first error"
-        )
+    if localisation(mask.float(), mask, wrong_step) is None:
+        print("left out: the truth: no rollout has tokens before and after its first error")
         return {}
-    lacks = {"adapter"}  # no saved model has one
-    if not context.prm:
-        lacks.add("prm")
-    if not task.rephrase:
-        lacks.add("rephrase")
-    of_methods = {}
+    group = torch.cat([torch.full_like(rows[:, 0], n) for n, rows in enumerate(errors)])  # (B,)
+    place_of = partial(
+        measure_place, mask=mask, wrong_step=wrong_step, group=group, reach=2 * shear.window
+    )
+    has = {"prm": context.prm, "rephrase": context.task.rephrase, "adapter": None}
+    measured = []
     for name in methods:
-        missing = lacks.intersection(METHODS[name].needs)
+        missing = [need for need in METHODS[name].needs if not has.get(need, True)]
         if missing:
-            left_out.append(f"{name} against the truth: needs {NEEDS[missing.pop()]}")
+            print(f"left out: {name} against the truth: needs {NEEDS[missing[0]]}")
         else:
-            of_methods[name] = Credit(name, options if name == "shear" else ()), shear
-    sizes = torch.tensor([len(batch.rewards) for batch in batches])
-    group = torch.arange(len(batches)).repeat_interleave(sizes)  # (B,)
-    results: dict[str, dict[str, dict]] = {"methods": {}, "settings": {}}
-    sections = {"methods": of_methods, "settings": changes_of(shear, options)}
-    for section, measured in sections.items():
-        for name, (credit, changed) in tqdm(measured.items(), section, leave=False, disable=None):
-            changed_context = replace(context, shear=changed)
-            of_batches = [weights_of(batch, changed_context, credit) for batch in batches]
-            weights = cat_padded(of_batches)  # (B, T)
-            results[section][name] = measure_place(weights, mask, errors, group, shear.window)
-    for name, of_batches in signals.items():
-        results["settings"][name] = measure_place(
-            cat_padded(of_batches), mask, errors, group, shear.window
-        )
+            credit = Credit(name, options if name == "shear" else ())
+            measured.append(("methods", name, credit, shear))
+    for name, (credit, changed) in changes_of(shear, options).items():
+        measured.append(("settings", name, credit, changed))
+    results: dict[str, dict] = {"methods": {}, "settings": {}}
+    for section, name, credit, changed in tqdm(measured, "credit", leave=False, disable=None):
+        changed_context = replace(context, shear=changed)
+        of_batches = [weights_of(batch, changed_context, credit) for batch in batches]
+        results[section][name] = place_of(cat_padded(of_batches))
+    surprisal = [-batch.log_probs for batch in batches]
+    results["settings"]["surprisal"] = place_of(cat_padded(surprisal))
     return results
 
 
 def measure_place(
-    weights: Tensor, mask: Tensor, errors: Tensor, group: Tensor, window: int
+    weights: Tensor, mask: Tensor, wrong_step: Tensor, group: Tensor, reach: int
 ) -> dict:
     """Measure where weights (B, T) lie around the first errors of rollouts.
 
-    `errors` (B, 2) is where the first wrong step starts and ends, -1 for rollouts that do not
-    count; `group` (B,) is the number of each rollout's group.
+    `wrong_step` (B, 2) is where the first wrong step starts and ends, -1 for rollouts that do not
+    count; `group` (B,) is the number of each rollout's group; "around" has the mean weights up to
+    `reach` tokens from the error.
     """
-    found = localisation(weights, mask, errors)
-    assert found is not None  # there are tokens before and after an error: these are known
-    place: dict = found | {"peak": peak(weights, mask, errors)}
-    # the wrong step's last token, after a window of tokens before the step
-    last_wrong = torch.where(errors[:, 0] >= window, errors[:, 1] - 1, -1)  # (B,)
-    place["half_risen"] = half_risen(around(weights, mask, last_wrong, 2 * window), window)
-    place["around"] = around(weights, mask, errors[:, 0], 2 * window)
+    place: dict = dict(localisation(weights, mask, wrong_step) or {})
+    place["peak"] = peak(weights, mask, wrong_step)
+    place["around"] = around(weights, mask, wrong_step[:, 0], reach)
+    place["shares"] = shares_by_part(weights, mask, wrong_step)
     position = positions(mask)
-    counted = mask & (errors[:, :1] >= 0)  # (B, T), n tokens
-    after = (position >= errors[:, :1])[counted]  # (n,)
+    counted = mask & (wrong_step[:, :1] >= 0)  # (B, T), n tokens
+    after = (position >= wrong_step[:, :1])[counted]  # (n,)
     group_of = group[:, None].expand_as(mask)[counted]  # (n,)
     aucs = auc_without_each(weights[counted], after, group_of)  # (1 + groups,)
     place["auc_half"] = jackknife_half(aucs)
     more = aucs - auc_without_each(position[counted], after, group_of)
     place["over_position"] = [float(more[0]), jackknife_half(more)]
-    lowest = weights.masked_fill(~mask, math.inf).amin(1)  # (B,)
-    # a group's number -> its lowest weight
-    floor = torch.full_like(lowest, math.inf).scatter_reduce(0, group, lowest, "amin")
-    place["shares"] = shares_by_part(weights, mask, errors)
-    place["shares_above_floor"] = shares_by_part(weights - floor[group][:, None], mask, errors)
     return place
 
 
@@ -277,39 +249,20 @@ def half_width(values: pd.Series) -> float:
     return float(stats.t.ppf(0.95, len(values) - 1) * values.sem(skipna=False))
 
 
-def half_risen(curve: list[float | None], window: int) -> int | None:
-    """The offset at which half of a rise of the mean weight is done.
-
-    `curve` (2 r + 1,) has the mean weights at offsets -r to r from the wrong step's last token. The
-    rise is from the largest weight where no span reaches the wrong step's end, at offsets up to -w,
-    to the largest in the w tokens after it; None where the curve lacks these, or does not rise.
-    """
-    radius = len(curve) // 2
-    # by offset, of which `loc` takes both ends; None becomes NaN
-    values = pd.Series(curve, range(-radius, radius + 1), dtype=float)
-    before = values.loc[:-window].max()
-    after = values.loc[1:window].max()
-    if not before < after:  # nor where one of them is NaN
-        return None
-    risen = values.loc[1 - window :] >= (before + after) / 2
-    return int(risen.idxmax())  # the first that is true
-
-
 def changes_of(shear: Shear, options: tuple[str, ...]) -> dict[str, tuple[Credit, Shear]]:
     """SHEAR with one setting or option changed at a time."""
     plain = Credit("shear", options)
     changes: list[dict[str, float]] = []
-    for thirds in (2, 4, 8):
-        window = max(1, shear.window * thirds // 3)
+    for window in (shear.window * 2 // 3, shear.window * 4 // 3, shear.window * 8 // 3):
         changes.append({"window": window, "stride": min(shear.stride, window)})
-    changes.append({"stride": max(1, shear.stride // 2)})
-    changes.append({"stride": min(2 * shear.stride, shear.window)})
-    changes.append({"eps": shear.eps / 5})
-    changes.append({"eps": shear.eps * 5})
+    for stride in (shear.stride // 2, min(2 * shear.stride, shear.window)):
+        changes.append({"stride": stride})
+    for eps in (shear.eps / 5, shear.eps * 5):
+        changes.append({"eps": eps})
     settings = {}
     for change in changes:
         other = with_values(shear, change)
-        if other != shear:
+        if other != shear and min(change.values()) > 0:
             name = ", ".join(f"{setting} {value:g}" for setting, value in change.items())
             settings[name] = plain, other
     for name in ("pool", "reading", "distance"):

@@ -1,15 +1,15 @@
-"""Time and error of SHEAR's distances beside its "peers": POT, GeomLoss and exact transport.
+"""Time and error of SHEAR's distances beside those of its "peers", POT and GeomLoss.
 
     python -m studies.bench                                          # random walks
     python -m studies.bench --task embedded --model runs/NAME/start  # and the states of a model
     python -m studies.bench --model PATH --data problems.jsonl       # the same on other problems
     python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16 --pairs 4096
 
-Random walks stand for hidden states; the sizes of the last command are for a GPU. Other flags are
-those of train.py, such as --prompts-per-step.
+Random walks stand for hidden states; the sizes of the last command are for a GPU. Of a model the
+states of one group of right and wrong rollouts are taken. Other flags are those of train.py.
 
-Ours is what training calls, from hidden states to token weights, group by group; most of its time
-goes into `fast.race` and `fast.distances`. Peers get pairs of full spans with ready-made costs
+Ours is what training calls, from hidden states to token weights; most of its time goes into
+`fast.race` and `fast.distances`. Peers get pairs of full spans with ready-made costs
 (GeomLoss gets states), in batches as large as ours. They solve at most `--pairs` pairs of 100 x 100
 tokens, more if pairs are smaller, and loops at most `LOOPED`; their seconds are scaled to all
 pairs. This favours peers, whose seconds include no token weights and, except for GeomLoss, no
@@ -20,7 +20,7 @@ within a round; the table has their median (lowest-highest). Errors are the larg
 of Eq. (10): ours of the spans' minima, peers' of single pairs. The reference is `sinkhorn.py` in
 float64 to a marginal error of 1e-7, on the first `CHECKED` pairs.
 
-Left out: the solvers' use of memory.
+Left out: the solvers' use of memory; exact transport, which is another problem.
 """
 
 import sys
@@ -32,9 +32,9 @@ from tasks.settings import Count
 
 @dataclass(frozen=True)
 class Bench:
-    """Time SHEAR's distances beside POT, GeomLoss and exact transport; under a minute on a CPU.
+    """Time SHEAR's distances beside POT and GeomLoss; under a minute on a CPU.
 
-    With --model and other flags of train.py, also on the states of a training step of this model.
+    With --model and other flags of train.py, also on the states of a group of this model's.
     """
 
     tokens: Counts = (300,)
@@ -54,7 +54,6 @@ if __name__ == "__main__":
 
 import datetime
 import itertools
-import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -66,7 +65,6 @@ import ot.batch
 import pandas as pd
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from credit.settings import Shear
 from credit.shear_settings import shear_options
@@ -75,9 +73,9 @@ from grpo import to_padded
 from harness import tables
 from harness.command import resolve, run_command
 from harness.config import TrainConfig, parse_train
-from harness.load import load_parts
+from harness.load import load_run
 from harness.run import Ranks
-from shear import Closest, Side, Spans, closest_spans, mean_norm, shear_weights, two_sides
+from shear import Side, Spans, closest_spans, mean_norm, shear_weights, two_sides
 from sinkhorn import sinkhorn
 from studies import prefixes
 from tasks.errors import BadInput
@@ -92,7 +90,7 @@ TRUE_TOL = 1e-7
 
 @run_command(memory="lower --tokens, --width or --group", interrupted="interrupted")
 def main(argv: list[str] | None = None) -> None:
-    """Print a table for the model's groups, if there is a model, and one per synthetic group."""
+    """Print a table for a group of the model's, if there is one, and one per synthetic group."""
     flags, others = parse_study(Bench, argv)
     config = resolve(parse_train(others))
     # POT warns that it has not converged, which the table's errors show
@@ -101,32 +99,27 @@ def main(argv: list[str] | None = None) -> None:
     hardware = f"CPU, {torch.get_num_threads()} threads"
     if device.type == "cuda":
         hardware = torch.cuda.get_device_name(device)
-    print(f"{hardware}, float32, torch {torch.__version__}, {datetime.date.today()}", flush=True)
+    print(f"{hardware}, float32, torch {torch.__version__}, {datetime.date.today()}")
     if config.model:
-        print_table(states_of_step(config, device), flags)
+        print_table(group_of_step(config, device), flags)
     for group_size, width, tokens in itertools.product(flags.group, flags.width, flags.tokens):
         print_table(synthetic(group_size, width, tokens, device), flags)
 
 
-def print_table(states: "States", flags: Bench) -> None:
-    """Announce a measurement, which may take minutes, and print its table."""
-    print(f"\nmeasuring {states.name}", flush=True)
-    print("\n".join(table(states, flags)), flush=True)
+# ---- groups --------------------------------------------------------------------------------------
 
 
-# ---- states --------------------------------------------------------------------------------------
-
-
-class States(NamedTuple):
-    """Mixed rollout groups that are measured together."""
+class Group(NamedTuple):
+    """A group of right and wrong rollouts."""
 
     name: str
-    # each group's states (G, T, d), mask (G, T) bool and correct (G,) bool
-    groups: list[tuple[Tensor, Tensor, Tensor]]
-    shear: Shear = Shear()  # window and stride of their spans
+    hidden: Tensor  # (G, T, d)
+    mask: Tensor  # (G, T) bool
+    correct: Tensor  # (G,) bool
+    shear: Shear = Shear()  # window and stride of its spans
 
 
-def synthetic(group_size: int, width: int, tokens: int, device: torch.device) -> States:
+def synthetic(group_size: int, width: int, tokens: int, device: torch.device) -> Group:
     """A group of G random walks of T states, each scaled to norm sqrt(d); every other one is right.
 
     They are bfloat16 on a GPU, as a model's states are there.
@@ -140,29 +133,22 @@ def synthetic(group_size: int, width: int, tokens: int, device: torch.device) ->
     mask = torch.ones(group_size, tokens, dtype=torch.bool, device=device)  # (G, T)
     correct = torch.arange(group_size, device=device) % 2 == 0  # (G,)
     name = f"random walks, G {group_size}, T {tokens:,}, d {width:,}"
-    return States(name, [(hidden, mask, correct)])
+    return Group(name, hidden, mask, correct)
 
 
-def states_of_step(config: TrainConfig, device: torch.device) -> States:
-    """The mixed groups of rollouts to as many held-out problems as a training step has.
-
-    Raises BadInput if no group is mixed.
-    """
-    parts = load_parts(config, Ranks(0, 1, device))
-    context = prefixes.context_at_start(parts)
-    groups = []
+def group_of_step(config: TrainConfig, device: torch.device) -> Group:
+    """The first mixed group of rollouts to held-out problems; raises BadInput if there is none."""
+    run = load_run(config, Ranks(0, 1, device))
     torch.manual_seed(config.seed)
-    for problem in parts.task.heldout[: config.sampling.prompts_per_step]:
-        group = prefixes.sample_group(parts, problem)
+    for problem in run.context.task.heldout:
+        group = prefixes.sample_group(run, problem)
         if group.mixed:
-            batch = prefixes.score_group(group, context)
-            groups.append((to_padded(batch.states, batch.mask), batch.mask, batch.correct))
-    if not groups:
-        none_mixed = "none of its groups holds right and wrong rollouts"
-        raise BadInput(f"--model {config.model}: {none_mixed}; give another")
-    size, _, width = groups[0][0].shape
-    name = f"{config.model}, a training step, G {size}, d {width}"
-    return States(name, groups, Shear(config.shear.window, config.shear.stride))
+            batch = prefixes.score_group(group, prefixes.context_at_start(run))
+            hidden = to_padded(batch.states, batch.mask)  # (G, T, d)
+            spans = Shear(config.shear.window, config.shear.stride)
+            sizes = "G {}, T {:,}, d {:,}".format(*hidden.shape)
+            return Group(f"{config.model}, {sizes}", hidden, batch.mask, batch.correct, spans)
+    raise BadInput(f"--model {config.model}: no group has right and wrong rollouts; give another")
 
 
 # ---- peers: functions from Pairs to values (P,), of Eq. (10) or of the solver's own problem ------
@@ -213,11 +199,6 @@ def pot_solve(costs: Tensor, a: Tensor, b: Tensor) -> Tensor:
     ).value
 
 
-def exact(costs: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """`ot.emd2`, which computes on a CPU: W1 itself, without the entropy of Eq. (10)."""
-    return ot.emd2(a.double(), b.double(), costs.double())
-
-
 def geomloss_batch(pairs: Pairs) -> Tensor:
     """GeomLoss on the pairs' states, annealed to the same eps."""
     loss = geomloss.SamplesLoss("sinkhorn", p=1, blur=EPS, debias=False, backend="tensorized")
@@ -242,18 +223,7 @@ PEERS: dict[str, Callable[[Pairs], Tensor]] = {
     "POT `ot.batch.solve_batch`, 50 iterations": pot_batch,
     "POT `ot.solve`, a loop": partial(one_by_one, pot_solve),
     "GeomLoss `SamplesLoss`, tensorized": geomloss_batch,
-    "POT `ot.emd2`, a loop, exact": partial(one_by_one, exact),
 }
-
-
-def both_sides(states: States) -> list[tuple[Side, Side]]:
-    """The right and the wrong side of each group."""
-    sides = []
-    for hidden, mask, correct in states.groups:
-        both = two_sides(hidden, mask, correct, states.shear.window, states.shear.stride)
-        assert both is not None  # every group is mixed
-        sides.append(both)
-    return sides
 
 
 def full_pairs(right: Side, wrong: Side, count: int) -> Pairs:
@@ -272,34 +242,23 @@ def full_pairs(right: Side, wrong: Side, count: int) -> Pairs:
 # ---- measuring -----------------------------------------------------------------------------------
 
 
-def ours(states: States) -> list[Closest]:
-    """Weigh each group as training does; returns the closest spans, with `of_right` over nbar."""
-    closest = []
-    for hidden, mask, correct in states.groups:
-        weighed = shear_weights(hidden, mask, correct, **shear_options(states.shear))
-        assert weighed.closest is not None  # every group is mixed
-        closest.append(weighed.closest._replace(of_right=weighed.closest.of_right / weighed.nbar))
-    return closest
+def ours(group: Group) -> Tensor:
+    """Weigh a group as training does; returns its right spans' minima (K+,), over nbar."""
+    weighed = shear_weights(group.hidden, group.mask, group.correct, **shear_options(group.shear))
+    assert weighed.closest is not None  # the group is mixed
+    return weighed.closest.of_right / weighed.nbar
 
 
 def true_values(pairs: Pairs) -> Tensor:
-    """The reference for peers: Eq. (10) of each pair, (P,) float64."""
+    """The reference for peers: values (P,) float64."""
     costs = pairs.costs.double()
     a = pairs.a.double()
     b = pairs.b.double()
     return sinkhorn(costs, a, b, eps=EPS, max_iters=TRUE_ITERS, tol=TRUE_TOL).value
 
 
-def relative_error(values: Tensor, truth: Tensor) -> str:
-    """The largest relative error, as text, of those first values (P,) whose truth is known."""
-    count = min(len(values), len(truth))
-    errors = values[:count].to(truth) / truth[:count] - 1
-    return f"{errors.abs().max().item():.0e}"
-
-
-def true_minima(sides: tuple[Side, Side]) -> Tensor:
+def true_minima(right: Side, wrong: Side) -> Tensor:
     """The reference for ours: the first right spans' distances to their closest, (K,) float64."""
-    right, wrong = sides
     count = max(1, CHECKED // len(wrong.spans.tokens))  # K
     first = Spans(right.spans.tokens[:count], right.spans.mass[:count])
     nbar = mean_norm(torch.cat([right.states, wrong.states]))
@@ -309,70 +268,55 @@ def true_minima(sides: tuple[Side, Side]) -> Tensor:
     ).of_right
 
 
-def seconds_of(solve: Callable[[], object], device: torch.device) -> float:
+def largest_error(values: Tensor, truth: Tensor) -> str:
+    """The largest relative error of the first values against the truth."""
+    return f"{(values[: len(truth)] / truth - 1).abs().max().item():.0e}"
+
+
+def seconds_of(solve: Callable[[], Tensor]) -> float:
     """Seconds of a call, after a first call as a warm-up."""
     for _ in range(2):
         started = time.perf_counter()
-        solve()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        solve().sum().item()  # waits for a GPU
     return time.perf_counter() - started
 
 
-def table(states: States, flags: Bench) -> list[str]:
-    """Lines of a table: seconds per group, ratios to ours, and errors.
+def print_table(group: Group, flags: Bench) -> None:
+    """Measure a group; print seconds, ratios to ours, and errors.
 
-    Peers get pairs of one group, the first that has full spans on both sides. Raises BadInput if
-    none has.
+    Raises BadInput if no pair is of full spans.
     """
-    sides = both_sides(states)
-    device = states.groups[0][0].device
-    for right, wrong in sides:
-        count = max(1, flags.pairs * 100**2 // right.spans.tokens.shape[1] ** 2)
-        pairs = full_pairs(right, wrong, count)
-        if len(pairs.costs):
-            break
-    else:
-        spans = f"span of {states.shear.window} tokens"
-        raise BadInput(f"{states.name}: no {spans} is full on both sides; leave it out")
-    truth = in_batches(true_values, full_pairs(right, wrong, CHECKED))
-    closest = ours(states)
-    solved = 0  # pairs that ours solves to the end
-    iterations: list[float] = []  # of ours, per pair
-    for of_group in closest:
-        assert of_group.iterations is not None and of_group.error is not None  # the race counts
-        iterations += of_group.iterations.tolist()
-        solved += len(of_group.error)
-    total = len(iterations)
-    errors = {"ours": relative_error(closest[0].of_right, true_minima(sides[0]))}
-    solvers: dict[str, Callable[[], object]] = {"ours": partial(ours, states)}
-    scale = {}  # from a peer's pairs to all of them
-    for name, function in PEERS.items():
-        count = LOOPED if "a loop" in name else len(pairs.costs)
-        peers_pairs = Pairs._make(tensor[:count] for tensor in pairs)
-        scale[name] = total / len(peers_pairs.costs)
-        solvers[name] = partial(in_batches, function, peers_pairs)
-        if "exact" not in name:  # exact transport is another problem
-            errors[name] = relative_error(in_batches(function, peers_pairs), truth)
+    window = group.shear.window
+    sides = two_sides(group.hidden, group.mask, group.correct, window, group.shear.stride)
+    assert sides is not None  # the group is mixed
+    right, wrong = sides
+    pairs = full_pairs(right, wrong, max(1, flags.pairs * 100**2 // window**2))
+    if not len(pairs.costs):
+        no_pair = f"no span of {window} tokens is full on both sides"
+        raise BadInput(f"{group.name}: {no_pair}; leave it out")
+    truth = true_values(Pairs._make(tensor[:CHECKED] for tensor in pairs))
+    total = len(right.spans.tokens) * len(wrong.spans.tokens)
+    solvers: dict[str, Callable[[], Tensor]] = {"ours": partial(ours, group)}
+    scale = {"ours": 1.0}  # from a peer's pairs to all of them
+    errors = {"ours": largest_error(ours(group), true_minima(right, wrong))}
+    for name, solve in PEERS.items():
+        own = Pairs._make(tensor[: LOOPED if "a loop" in name else None] for tensor in pairs)
+        solvers[name] = partial(in_batches, solve, own)
+        scale[name] = total / len(own.costs)
+        errors[name] = largest_error(in_batches(solve, own), truth)
     rounds = []
-    for _ in tqdm(range(flags.rounds), states.name, leave=False, disable=None):
-        rounds.append({name: seconds_of(solve, device) for name, solve in solvers.items()})
-    seconds = pd.DataFrame(rounds)
-    for name in PEERS:
-        seconds[name] *= scale[name]
+    for _ in range(flags.rounds):
+        rounds.append({name: seconds_of(solver) for name, solver in solvers.items()})
+    seconds = pd.DataFrame(rounds) * pd.Series(scale)
     ratios = seconds.div(seconds["ours"], axis=0)
     rows = []
     for name, ratio in ratios.items():
-        row = {"": name, "s per group": f"{seconds[name].median() / len(sides):.3g}"}
+        row = {"": name, "s": f"{seconds[name].median():.3g}"}
         row["times ours"] = f"{ratio.median():.1f} ({ratio.min():.1f}-{ratio.max():.1f})"
-        rows.append(row | {"largest error": errors.get(name, "-")})
-    about = (
-        f"{states.name}, w {states.shear.window}, s {states.shear.stride}: {total:,} pairs, "
-        f"mixed groups: {len(sides)}; {solved / total:.1%} are solved to the end, "
-        f"{statistics.mean(iterations):.1f} iterations per pair; peers solve {len(pairs.costs):,} "
-        "pairs"
-    )
-    return [about, *tables.markdown(rows)]
+        rows.append(row | {"largest error": errors[name]})
+    spans = f"spans of {window} every {group.shear.stride}, {total:,} pairs"
+    print(f"\n{group.name}: {spans}; peers solve {len(pairs.costs):,}")
+    print("\n".join(tables.markdown(rows)), flush=True)
 
 
 if __name__ == "__main__":

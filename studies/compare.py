@@ -1,105 +1,81 @@
 """Credit methods under the same loop, each at its own learning rate, as one table.
 
-    python -m studies.compare --steps 20                  # all arms that the embedded task allows
-    python -m studies.compare --methods grpo shear first  # some of them
-    python -m studies.compare --methods grpo shear --model PATH --data problems.jsonl
-    python -m studies.compare runs/A runs/B               # trains nothing
+    python -m studies.compare --steps 20               # all arms that the embedded task allows
+    python -m studies.compare --arms grpo shear first  # some of them
+    python -m studies.compare --arms shear "half: grpo+shear --method-option share=.5"
+    python -m studies.compare --arms grpo shear --model PATH --data problems.jsonl
+    python -m studies.compare runs/A runs/B            # trains nothing
 
 Other flags are those of train.py. The last command shows runs in one table and one picture.
 
-An arm is a method, followed by any changes: `-mean1` (a group's mean weight is 1), `-wrong-X`
-(wrong rollouts' advantages times X), `-dynamic` (dynamic sampling), `-lora` (an adapter of rank
-16), `-NAME=VALUE` (an option of the method). `shear-mean1` and `grpo-wrong-.12` are controls,
-because methods differ in the size of their steps and in how much they punish.
+An arm is a method, or a name, a colon and a method with flags of train.py. `shear-mean1: shear
+--rescale mean1` and `grpo-wrong-.12: grpo --negative-scale .12` are controls, because methods
+differ in the size of their steps and in how much they punish. All arms are compared with `grpo`.
 
-A trial is an arm, a learning rate and a seed. Four stages run one after the other. `tune` tries
+A trial is an arm, a learning rate and a seed. Three stages run one after the other. `tune` tries
 half, one and two times the task's `--lr` (adapters: ten times that) on two seeds, and further rates
 while the best lies at an end, or only `--rates`. `confirm` trains each arm at its best rate on
-`--seeds`. On the embedded task, `cost` times steps of each arm and of GRPO by turns, and
-`advantages` measures true token advantages at the start. All arms of a seed start from the same
-model and see the same problems. Finished trials are appended to `--rows`. So the same command
-continues where it was interrupted, and prints the table when no trial is missing. Other flags of
-train.py make another task, whose trials may go to the same file. No trial is added to a task whose
-trials were made by other code.
+`--seeds`. On the embedded task, `advantages` measures true token advantages at the start. All arms
+of a seed start from the same model and see the same problems. Finished trials are appended to
+`--rows`. So the same command continues where it was interrupted, and prints the table when no trial
+is missing. Other flags of train.py make another task, whose trials may go to the same file. No
+trial is added to an arm whose trials were made by other code or with other flags.
 
-The table has means over the seeds. D is the mean difference from GRPO, paired by seed, with its 90%
-interval (Student's t) and the number of seeds on which it is positive:
+The table has means over all seeds of the file. D is the mean difference from GRPO, paired by seed,
+with its 90% interval (Student's t) and the number of seeds on which it is positive:
     curve            mean reward of all training steps
     held out         accuracy on `--heldout` (256) problems after training, sampled as in training
     AUC              of the weights against the true first error, before / after training
     wrong step       AUC of the wrong step against all other tokens, before / after training
     correlation      of credit with true token advantages at the start, corrected for their noise
-    extra cost       how much longer a step takes than GRPO's, medians of three steps
     weight, share    mean weight of tokens, and the share of them that it is spread over
 
-Left out: several GPUs, and process reward models outside the embedded task: run train.py for these.
+Left out: several GPUs, and process reward models outside the embedded task: run train.py for these;
+what a method costs: a run's metrics.jsonl has the seconds of each phase.
 """
 
 import contextlib
 import hashlib
 import io
+import itertools
 import multiprocessing
 import os
-import re
 import shlex
 import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, NotRequired
+from typing import Annotated, NamedTuple
 
 import tyro
 
-from credit.settings import Credit
-from credit.table import METHODS, method_of, methods_needing
+from credit.table import METHODS, methods_needing
 from harness.config import PathFlag, Seeds, Texts, parse_study
 from tasks.errors import BadInput
-from tasks.settings import LARGE, TASKS, Count, number, read_number, several
+from tasks.settings import TASKS, Count, number, several
 
-# Flags that an arm sets: for a method (sdpo's suits a weak model), and for a change.
-OPTIONS: dict[str, dict] = {"sdpo": {"method_option": ("mix=0.9",)}}
-CHANGES: dict[str, dict] = {
-    "mean1": {"rescale": "mean1"},
-    "dynamic": {"dynamic_sampling": 4},
-    "lora": {"lora_rank": 16},
-}
 TUNING = (100, 101)  # seeds
-SUFFIXES = "-mean1, -dynamic, -lora, -wrong-X and -OPTION=VALUE"
-ARMS = "grpo shear shear-mean1 position shuffle kgae first grpo-wrong-.12".split()
+ARMS = [
+    "grpo",
+    "shear",
+    "shear-mean1: shear --rescale mean1",
+    "grpo-wrong-.12: grpo --negative-scale .12",
+    "sdpo: sdpo --method-option mix=.9",  # for a weak model
+    "grpo-dynamic: grpo --dynamic-sampling 4",
+    "shear-dynamic: shear --dynamic-sampling 4",
+    "grpo-lora: grpo --lora-rank 16",
+]
 WITH_ADAPTER = methods_needing("adapter")
-ARMS += [name for name in METHODS if name not in ARMS and name not in WITH_ADAPTER]
-ARMS += "grpo-dynamic shear-dynamic grpo-lora".split()
-ARMS += [f"{name}-lora" for name in sorted(WITH_ADAPTER)]
+ARMS += [f"{name}-lora: {name} --lora-rank 16" for name in sorted(WITH_ADAPTER)]
+ARMS += [name for name in METHODS if name not in {"grpo", "shear", "sdpo", *WITH_ADAPTER}]
 ARMS_HELP = (
-    f"Arms: a method, then any of {SUFFIXES}; if not given, all that the task allows of "
+    'Arms: a method, or "NAME: METHOD FLAGS"; if not given, all that the task allows of '
     + ", ".join(ARMS)
 )
-
-
-def flags_of(arm: str) -> dict:
-    """The flags of train.py that an arm sets; raises BadInput for an unknown arm."""
-    method, *changes = re.split(r"-(?=mean1|dynamic|lora|wrong-|\w+=)", arm)
-    flags: dict = {"method": method} | OPTIONS.get(method, {})
-    try:
-        method_of(method)
-        for change in changes:
-            if "=" in change:
-                flags["method_option"] = (*flags.get("method_option", ()), change)
-            elif change in CHANGES:
-                flags |= CHANGES[change]
-            else:
-                scale = change.removeprefix("wrong-")
-                flags["negative_scale"] = read_number(float, 0, LARGE, scale)
-    except ValueError as error:
-        raise BadInput(
-            f"--methods {arm}: is not a method of train.py with any of {SUFFIXES}; change it"
-        ) from error
-    return flags
 
 
 @dataclass(frozen=True)
@@ -111,9 +87,9 @@ class Compare:
 
     runs: tyro.conf.Positional[tuple[str, ...]] = ()
     """Folders of runs: print their numbers and draw their curves; nothing is trained."""
-    methods: Annotated[Texts, tyro.conf.arg(help=ARMS_HELP)] = ()
+    arms: Annotated[Texts, tyro.conf.arg(help=ARMS_HELP)] = ()
     seeds: Seeds = (0, 1, 2, 3, 4)
-    """Seeds of the table."""
+    """Seeds that each arm is confirmed on."""
     tuning_seeds: Seeds = TUNING
     """Seeds that choose the learning rates."""
     rates: Annotated[tuple[float, ...], several(number(float, 1e-30))] = ()
@@ -131,62 +107,43 @@ import numpy as np
 import pandas as pd
 import torch
 from tqdm import tqdm
-from typing_extensions import TypedDict
 
 import train
 from harness import files, fsdp, log, tables
 from harness.command import resolve, run_command
-from harness.config import TrainConfig, parse_train, refuse_flags, with_values
+from harness.config import TrainConfig, given_flags, parse_train, refuse_flags
 from harness.folder import open_folder
-from harness.load import Parts, give_lessons, load_parts
-from harness.run import Run, build_run, seed_of
+from harness.load import give_lessons, load_run
+from harness.run import Run, seed_of
 from harness.sampling import sample_and_grade
 from rewards import rewards_of
 from studies import figures
 from studies.advantages import half_width, measure
 
-OURS = "method seed lr name out resume prm"  # flags of train.py that trials set themselves
+# Flags of train.py that trials set themselves, and those that all arms of a task share.
+OURS = "seed lr name out resume prm"
+SHARED = "task model data template toy_lines toy_width warmup_steps heldout smoke"
 LOWEST, HIGHEST = 1 / 8, 8  # bounds of a grid's rates, as multiples of its middle
 HELDOUT = 256  # problems, if --heldout is not given
-TRAINING = "", "credit", "fast", "grading", "harness", "tasks"  # folders of the code that trains
+CODE = "*.py", *(f"{room}/**/*.py" for room in "credit fast grading harness tasks".split())
 GROUPS, CONTINUATIONS = 16, 16  # for measuring true token advantages
-TIMED = 3  # steps
 CREDIT = {"method", "method_option", "rescale", "negative_scale"}  # flags that change credit alone
 
 
-class Line(TypedDict):
-    """A trial's line in --rows: the fields of `Trial`, then what its stage measures."""
-
-    stage: Literal["tune", "confirm", "cost", "advantages"]
-    cell: str
-    seed: int
-    rule: str
-    lr: float
-    code: NotRequired[str | None]
-    seconds: NotRequired[float]
-    rewards: NotRequired[list[float | None]]
-    sampled: NotRequired[float | None]
-    weight_mean: NotRequired[float | None]
-    ess: NotRequired[float | None]
-    before: NotRequired[dict | None]
-    after: NotRequired[dict | None]
-    step: NotRequired[float]
-    of_grpo: NotRequired[float]
-    advantages: NotRequired[dict]
-
-
 class Cell(NamedTuple):
-    """A task by its flags of train.py, the middle of its grid of learning rates, and its arms."""
+    """A task by its flags of train.py, and the arms that it is trained with."""
 
     flags: str
-    lr: float
-    arms: list[str]
+    arms: Sequence[str]
     tuning: Sequence[int] = TUNING  # seeds
-    rates: Sequence[float] = ()  # if given, these instead of the grid
+    rates: Sequence[float] = ()  # if given, these instead of a grid
 
 
 class Trial(NamedTuple):
-    """The values that identify a trial; `cell` is a task's flags, `rule` an arm."""
+    """The values that identify a trial, in its row; `cell` is a task's flags, `rule` an arm's name.
+
+    A row then has what its stage measures.
+    """
 
     stage: str
     cell: str
@@ -199,7 +156,7 @@ class Trial(NamedTuple):
 OUTCOMES = (
     "curve sampled weight_mean ess before.auc after.auc before.auc_step after.auc_step".split()
 )
-COLUMNS = [*Trial._fields, *OUTCOMES, "code", "rewards", "step", "of_grpo", "advantages.methods"]
+COLUMNS = [*Trial._fields, *OUTCOMES, "code", "rewards", "advantages.methods"]
 
 
 @run_command(memory="lower --jobs or --micro-tokens")
@@ -209,41 +166,60 @@ def main(argv: list[str] | None = None) -> None:
     if flags.runs:
         return draw(flags.runs)
     config = parse_train(others)
-    refuse_flags(config, OURS, "the trials set it")
-    config = resolve(config)
-    arms = []
-    for arm in dict.fromkeys(["grpo", *(flags.methods or ARMS)]):  # all are compared with grpo
-        try:
-            settings_of_trial(arm, others)
-            arms.append(arm)
-        except BadInput:  # the task lacks what the arm needs
-            if flags.methods:
-                raise
+    refuse_flags(config, f"method {OURS}", "the trials set it")
     tuning = sorted(set(flags.tuning_seeds))
-    cell = Cell(shlex.join(others), config.optimisation.lr, arms, tuning, sorted(set(flags.rates)))
-    if len(set(flags.seeds)) < 2 or set(flags.seeds) & set(tuning):
+    stages = {"tune": tuning, "confirm": sorted(set(flags.seeds))}
+    if len(stages["confirm"]) < 2 or set(flags.seeds) & set(tuning):
         given = " ".join(map(str, flags.seeds))
         raise BadInput(f"--seeds {given}: give two or more, and none of --tuning-seeds")
-    stages = {"tune": tuning, "confirm": sorted(set(flags.seeds))}
     if "model" in TASKS[config.task].has:
-        stages |= {"cost": tuning[:1], "advantages": tuning}
+        stages["advantages"] = tuning
+    arms = allowed_arms(flags.arms, others)
+    cell = Cell(shlex.join(others), arms, tuning, sorted(set(flags.rates)))
     flags.rows.parent.mkdir(parents=True, exist_ok=True)
     for stage, seeds in stages.items():
         run_stage(stage, cell, seeds, flags.rows, flags.jobs)
-    trials = trials_in(flags.rows)
-    shown = (trials["stage"] != "confirm") | trials["seed"].isin(flags.seeds)
-    print("\n".join(tables.markdown(table_of(trials[shown], cell))))
+    print("\n".join(tables.markdown(table_of(trials_in(flags.rows), cell))))
+
+
+def allowed_arms(given: Sequence[str], others: list[str]) -> list[str]:
+    """`grpo` and the given arms, or all arms that the task allows; raises BadInput."""
+    arms = {}
+    for arm in given or ARMS:
+        if name_of(arm) in arms:
+            raise BadInput(f"--arms {arm}: another arm has this name; change it")
+        try:
+            settings_of(arm, others)
+            arms[name_of(arm)] = arm
+        except BadInput:  # the task lacks what the arm needs
+            if given:
+                raise
+    return list(({"grpo": "grpo"} | arms).values())
+
+
+def name_of(arm: str) -> str:
+    """An arm's name in rows and tables."""
+    return arm.partition(":")[0]
+
+
+def words_of(arm: str) -> list[str]:
+    """An arm's flags of train.py."""
+    name, _, command = arm.partition(":")
+    return ["--method", *(command or name).split()]
+
+
+def settings_of(arm: str, others: list[str]) -> TrainConfig:
+    """train.py's settings of an arm, after the `others`; raises BadInput."""
+    refuse_flags(parse_train(words_of(arm)), f"{OURS} {SHARED}", "no flag of an arm")
+    return resolve(parse_train([*others, *words_of(arm)]))
 
 
 def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: int) -> None:
     """Run the trials of a stage until none is missing: a grid grows with its results."""
-    while True:
-        missing = missing_trials(stage, trials_in(path), cell, seeds)
-        if not missing:
-            break
+    while missing_trials(stage, trials_in(path), cell, seeds):
         refuse_other_code(cell, path)
         by_seed = defaultdict(list)
-        for trial in missing:
+        for trial in missing_trials(stage, trials_in(path), cell, seeds):
             by_seed[trial.seed].append(trial)
         with multiprocessing.get_context("spawn").Pool(jobs) as pool:
             run = partial(run_from_one_start, cell, path)
@@ -252,10 +228,7 @@ def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: in
 
 
 def draw(runs: Sequence[str]) -> None:
-    """Print a table of these runs, and draw their training rewards, step by step.
-
-    Raises BadInput.
-    """
+    """Print a table of these runs, and draw their training rewards, step by step."""
     path = Path(runs[0]).parent / "compare.png"
     curves = {}
     table = []
@@ -264,57 +237,43 @@ def draw(runs: Sequence[str]) -> None:
         rewards = [row["reward"] for row in rows if "step" in row]
         curves[run] = [rewards]
         mean = pd.Series(rewards, dtype=float).mean()  # null does not count
-        line = {"run": run, "steps": str(len(rewards)), "reward": f"{mean:.3f}"}
+        line = {"run": run, "steps": str(len(rewards)), "mean reward": f"{mean:.3f}"}
         for row in rows:
             for when in row.keys() & {"before", "after"}:
                 for name in ("greedy", "sampled"):
-                    mean, error, _ = files.with_nan(row[when][name])
-                    line[f"{name} {when}"] = tables.percent(mean, error)
+                    accuracy, error, _ = files.with_nan(row[when][name])
+                    line[f"{name} {when}, %"] = tables.percent(accuracy, error)
         table.append(line)
     figures.reward_curves(curves, path)
-    legend = "reward: mean of all training steps; greedy, sampled: held-out accuracy, %"
-    print("\n".join([*tables.markdown(table), "", legend, f"wrote {path}"]))
+    print("\n".join([*tables.markdown(table), "", f"wrote {path}"]))
 
 
 def trials_in(path: Path) -> pd.DataFrame:
-    """A row per finished trial, with COLUMNS; NaN is what its stage does not measure.
-
-    Raises BadInput for a file of something else.
-    """
-    apart = ["seconds", *Trial._fields]  # a trial that ran twice took another time
-    lines = files.read_lines(path, [Line], apart) if os.path.lexists(path) else []
+    """A row per finished trial, with COLUMNS; NaN is what its stage does not measure."""
+    lines = files.read_lines(path) if os.path.lexists(path) else []
     trials = pd.json_normalize(lines, max_level=1).reindex(columns=COLUMNS)
     # the mean over the steps; one in which nothing could be graded, null, does not count
     trials["curve"] = [pd.Series(rewards, dtype=float).mean() for rewards in trials["rewards"]]
     return trials
 
 
-def code_of_training() -> str:
-    """A digest of the code that trains, which every trial's line has."""
-    paths: list[Path] = []
-    for folder in TRAINING:
-        paths += (Path(__file__).parents[1] / folder).glob("*.py")
-    digest = hashlib.sha256()
-    for path in sorted(paths):
+def code_of(arm: str) -> str:
+    """A digest of the code that trains and of the arm's flags, which every trial's row has."""
+    digest = hashlib.sha256(shlex.join(words_of(arm)).encode())
+    root = Path(__file__).parents[1]
+    for path in sorted(itertools.chain.from_iterable(map(root.glob, CODE))):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
 
 def refuse_other_code(cell: Cell, path: Path) -> None:
-    """Raise BadInput if the task has trials of other code.
-
-    Trials without a digest are accepted.
-    """
+    """Raise BadInput if an arm has trials of other code or flags; those without a digest pass."""
     trials = trials_in(path)
-    codes = set(trials["code"][trials["cell"] == cell.flags].dropna())
-    for code in codes - {code_of_training()}:
-        reason = f"has trials of other code ({code})"
-        raise BadInput(f"--rows {path}: {reason}; take that code, or give another file")
-
-
-def settings_of_trial(arm: str, others: list[str]) -> TrainConfig:
-    """train.py's settings of an arm; raises BadInput."""
-    return resolve(with_values(parse_train(others), flags_of(arm)))
+    trials = trials[trials["cell"] == cell.flags].dropna(subset="code")
+    for arm in cell.arms:
+        if not trials["code"][trials["rule"] == name_of(arm)].isin([code_of(arm)]).all():
+            reason = f"has trials of {name_of(arm)} by other code or flags"
+            raise BadInput(f"--rows {path}: {reason}; give another file")
 
 
 # ---- which trials --------------------------------------------------------------------------------
@@ -330,7 +289,7 @@ def missing_trials(
     wanted = []
     for arm in arms:
         for lr in rates_of(stage, cell, arm, trials):
-            wanted += [Trial(stage, cell.flags, seed, arm, lr) for seed in seeds]
+            wanted += [Trial(stage, cell.flags, seed, name_of(arm), lr) for seed in seeds]
     return [trial for trial in wanted if trial not in ran]
 
 
@@ -339,11 +298,12 @@ def rates_of(stage: str, cell: Cell, arm: str, trials: pd.DataFrame) -> Sequence
     curves = mean_curves(cell, arm, trials)
     if stage == "confirm":
         return [curves.idxmax()]
-    if stage != "tune":
-        return [cell.lr]
+    config = settings_of(arm, shlex.split(cell.flags))
+    middle = config.optimisation.lr
+    if stage == "advantages":
+        return [middle]
     # adapters need ten times the rate of the whole model
-    middle = 10 * cell.lr if "lora_rank" in flags_of(arm) else cell.lr
-    return cell.rates or grid(middle, curves)
+    return cell.rates or grid(10 * middle if config.credit.lora_rank else middle, curves)
 
 
 def grid(middle: float, curves: pd.Series) -> list[float]:
@@ -366,7 +326,7 @@ def grid(middle: float, curves: pd.Series) -> list[float]:
 def trials_of(trials: pd.DataFrame, stage: str, cell: str, arm: str) -> pd.DataFrame:
     """The rows of a stage, a task and an arm."""
     own = trials[(trials["stage"] == stage) & (trials["cell"] == cell)]
-    return own[own["rule"] == arm]
+    return own[own["rule"] == name_of(arm)]
 
 
 def mean_curves(cell: Cell, arm: str, trials: pd.DataFrame) -> pd.Series:
@@ -387,36 +347,38 @@ def mean_curves(cell: Cell, arm: str, trials: pd.DataFrame) -> pd.Series:
 
 def run_from_one_start(cell: Cell, path: Path, trials: list[Trial]) -> None:
     """Run trials of one seed, one after the other; each adds its line to the file."""
+    arms = {name_of(arm): arm for arm in cell.arms}
     with tempfile.TemporaryDirectory() as out:
         start: list[str] = []  # flags: the first trial makes the start, the others load it
         for number, trial in enumerate(trials):
             words = ["--heldout", str(HELDOUT), *shlex.split(cell.flags), *start]
             words += ["--seed", str(trial.seed), "--lr", str(trial.lr)]
             words += ["--name", str(number), "--out", out]
-            config = settings_of_trial(trial.rule, words)
-            began = time.perf_counter()
-            with contextlib.redirect_stdout(io.StringIO()), open_trial(config) as run:
-                result = MEASURES[trial.stage](run, cell)
-            result["seconds"] = round(time.perf_counter() - began, 1)
+            config = settings_of(arms[trial.rule], words)
+            with contextlib.redirect_stdout(io.StringIO()):
+                result = run_trial(config, trial.stage, cell)
             if Path(out, "0", "start").exists():
                 start = ["--task", config.task, "--model", f"{out}/0/start"]
-            files.append_rows(path, [trial._asdict() | {"code": code_of_training()} | result])
+            code = code_of(arms[trial.rule])
+            files.append_rows(path, [trial._asdict() | {"code": code} | result])
 
 
-@contextlib.contextmanager
-def open_trial(config: TrainConfig) -> Iterator[Run]:
-    """A run without checkpoints, ready for its first step."""
+def run_trial(config: TrainConfig, stage: str, cell: Cell) -> dict:
+    """What a stage measures in a run without checkpoints."""
     ranks = fsdp.join(config.machine.device, config.machine.threads)
     try:
-        parts = load_parts(config, ranks)
-        with open_folder(parts, ranks) as folder:
-            run = build_run(give_lessons(parts, folder, ranks), folder, ranks)
-            yield run
+        run = load_run(config, ranks)
+        with open_folder(run):
+            give_lessons(run)
+            fsdp.shard(run)
+            if stage == "advantages":
+                return advantages_of(run, cell)
+            return train_only(run) if stage == "tune" else confirm(run)
     finally:
         fsdp.leave()
 
 
-def train_only(run: Run, cell: Cell) -> dict:
+def train_only(run: Run) -> dict:
     """Train; return each step's reward, and what weight tokens had on average."""
     steps = range(run.config.optimisation.steps)
     metrics = pd.DataFrame([train.train_step(run, step)[0] for step in steps])
@@ -424,20 +386,20 @@ def train_only(run: Run, cell: Cell) -> dict:
     return {"rewards": metrics["reward"].round(6).tolist()} | means.to_dict()
 
 
-def run_trial(run: Run, cell: Cell) -> dict:
+def confirm(run: Run) -> dict:
     """Train, and measure held-out accuracy afterwards and credit's AUCs before and afterwards.
 
     The accuracy is the share of right responses to the held-out problems, sampled as in training.
     """
     sampling = run.config.sampling
-    before = train.evaluate(run, 0)
-    result = train_only(run, cell)
+    before = train.evaluate(run)
+    result = train_only(run)
     torch.manual_seed(seed_of(run.config.seed))
     clock = log.Clock(run.ranks.device)
     _, verdicts = sample_and_grade(
-        run, run.task.heldout, sampling.rollouts_per_prompt, sampling.temperature, clock
+        run, run.context.task.heldout, sampling.rollouts_per_prompt, sampling.temperature, clock
     )
-    after = train.evaluate(run, run.config.optimisation.steps)
+    after = train.evaluate(run)
     return result | {
         "sampled": float(np.nanmean(rewards_of(verdicts))),
         "before": before.get("localisation"),  # None on a task that does not know errors
@@ -452,39 +414,12 @@ def advantages_of(run: Run, cell: Cell) -> dict:
     """
     arms = {}
     for arm in cell.arms:
-        flags = flags_of(arm)
-        needs = method_of(flags["method"]).needs
-        if flags.keys() <= CREDIT and "prm" not in needs and "adapter" not in needs:
-            arms[arm] = Credit(**flags)
-    parts = Parts(run.config, run.task, run.actor.model, run.tokenizer)
-    return {"advantages": measure(parts, run.task.heldout[:GROUPS], arms, CONTINUATIONS)}
-
-
-def cost_of(run: Run, cell: Cell) -> dict:
-    """Median seconds of a step, and of GRPO's.
-
-    Both take steps from the same start, by turns, so that drift hits both.
-    """
-    config = run.config
-    other = replace(
-        config,
-        name=f"{config.name}-grpo",
-        credit=Credit("grpo"),
-        sampling=replace(config.sampling, dynamic_sampling=0),
-    )
-    turns = []
-    with open_trial(other) as run_of_grpo:
-        for step in range(1 + TIMED):
-            turn = {}
-            for name, timed in (("step", run), ("of_grpo", run_of_grpo)):
-                metrics, _ = train.train_step(timed, step)
-                turn[name] = sum(metrics["seconds"].values())
-            turns.append(turn)
-    medians = pd.DataFrame(turns[1:]).median()  # the first warms up
-    return medians.round(3).to_dict()
-
-
-MEASURES = {"tune": train_only, "confirm": run_trial, "cost": cost_of, "advantages": advantages_of}
+        credit = settings_of(arm, shlex.split(cell.flags)).credit
+        needs = {"prm", "adapter"}.intersection(credit.entry.needs)
+        if not needs and CREDIT.issuperset(given_flags(words_of(arm))):
+            arms[name_of(arm)] = credit
+    heldout = run.context.task.heldout[:GROUPS]
+    return {"advantages": measure(run, heldout, arms, CONTINUATIONS)}
 
 
 # ---- the table -----------------------------------------------------------------------------------
@@ -508,29 +443,26 @@ def with_interval(values: pd.Series) -> str:
 
 
 def table_of(trials: pd.DataFrame, cell: Cell) -> list[dict[str, str]]:
-    """A line per arm; the trials of `confirm` in `trials` have the table's seeds."""
+    """A line per arm."""
     # each arm's best rate
-    rates = {arm: mean_curves(cell, arm, trials).idxmax() for arm in cell.arms}
+    rates = {name_of(arm): mean_curves(cell, arm, trials).idxmax() for arm in cell.arms}
     # per seed, arm -> how its credit agrees with true advantages
     at_start = trials_of(trials, "advantages", cell.flags, "grpo")["advantages.methods"]
     at_own_rate = trials[trials["lr"] == trials["rule"].map(rates)]
     of_grpo = outcomes_of(at_own_rate, cell.flags, "grpo")
     table = []
-    for arm in cell.arms:
-        own = outcomes_of(at_own_rate, cell.flags, arm)
+    for name, lr in rates.items():
+        own = outcomes_of(at_own_rate, cell.flags, name)
         more = own - of_grpo  # by seed; NaN where one of them has not run
-        line = {"method": arm, "lr": f"{rates[arm]:g}"}
+        line = {"method": name, "lr": f"{lr:g}"}
         for outcome, title in (("curve", "curve"), ("sampled", "held out")):
             line[title] = f"{own[outcome].mean():.3f}"
-            line[f"D, {title}"] = "" if arm == "grpo" else with_interval(more[outcome])
-        for title, name in (("AUC", "auc"), ("wrong step", "auc_step")):
-            line[title] = f"{mean_of(own[f'before.{name}'])} / {mean_of(own[f'after.{name}'])}"
+            line[f"D, {title}"] = "" if name == "grpo" else with_interval(more[outcome])
+        for title, auc in (("AUC", "auc"), ("wrong step", "auc_step")):
+            line[title] = f"{mean_of(own[f'before.{auc}'])} / {mean_of(own[f'after.{auc}'])}"
         if len(at_start):  # which only the embedded task has
-            corrected = [methods.get(arm, {}).get("corrected") for methods in at_start]
+            corrected = [methods.get(name, {}).get("corrected") for methods in at_start]
             line["correlation"] = mean_of(pd.Series(corrected, dtype=float))
-            costs = trials_of(trials, "cost", cell.flags, arm)
-            extra = costs["step"] / costs["of_grpo"] - 1
-            line["extra cost"] = " ".join(f"{share:+.0%}" for share in extra)
         line["weight"] = mean_of(own["weight_mean"])
         line["share"] = mean_of(own["ess"])
         table.append(line)

@@ -16,8 +16,8 @@ only (`figures.py`). Where the task knows the first error, credit is scored agai
 (`advantages.against_truth`); the embedded task's process reward model is made and taught here.
 
 `--out` holds the sampled groups, so that the same command continues where it was interrupted;
-diagnose.json, with all numbers next to the paper's; a picture of each figure; and samples.jsonl,
-the groups as `studies.page` shows them.
+diagnose.json, with all numbers; a picture of each figure; and samples.jsonl, the groups as
+`studies.page` shows them. The main numbers are printed next to the paper's.
 
 Left out: the paper's 8 bins of Fig. 3 (ours hold equal numbers of spans); error bars that account
 for dependence between the spans of a rollout and the rollouts of a group, so p-values here are too
@@ -25,18 +25,14 @@ small.
 """
 
 import shlex
-import statistics
 import sys
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from credit.settings import Credit
 from credit.table import METHODS
 from harness.config import (
-    Counts,
     PathFlag,
     TrainConfig,
     flat,
@@ -63,8 +59,6 @@ class Diagnose:
     """JSON lines with "problem", "solution", "label" instead of samples; nothing is continued."""
     methods: Annotated[tuple[str, ...], several(spec("NAME", one_of(METHODS)))] = ()
     """Methods scored against the true first error; if not given, all that the task allows."""
-    layers: Counts = ()
-    """Decoder layers whose states SHEAR uses, in addition, against the true first error."""
     out: PathFlag = Path("runs/diagnose")
     """Folder for the groups, the numbers and the figures."""
 
@@ -74,18 +68,16 @@ if __name__ == "__main__":
 
 import pandas as pd
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from credit.batch import Batch, Context
 from credit.measures import sample_rows
-from credit.shear_settings import ClosestSpan
+from grpo import Policy
 from harness import files, fsdp, log, tables
 from harness.command import resolve, run_command
-from harness.evaluation import context_of
-from harness.load import Parts, give_lessons, load_parts, own_prm
-from harness.models import load_model, load_outline, round_weights
-from harness.run import Ranks
+from harness.load import give_lessons, load_run, own_prm
+from harness.models import load_model, load_tokenizer, round_weights
+from harness.run import Ranks, Run, make_context
 from studies import figures
 from studies.advantages import against_truth, weights_of
 from studies.prefixes import (
@@ -95,7 +87,6 @@ from studies.prefixes import (
     read_solutions,
     score_group,
     span_table,
-    up_to,
 )
 from tasks.errors import BadInput
 from tasks.problems import empty_task
@@ -109,21 +100,11 @@ DECIDES = (
     "continuations heldout "
     "toy_lines toy_width warmup_steps grade_timeout sandbox reward dtype rollouts"
 ).split()
-SIGNALS = {"surprisal"}  # weights that are not SHEAR's
 FIGURES = {
     "fig_1a": figures.fig_1a_position,
     "fig_1b": figures.fig_1b_changes,
     "fig_3": figures.fig_3_separation,
     "fig_9": figures.fig_9_depth,
-}
-# The paper's numbers: Spearman's rho in Figs. 1 and 9 (there at the first and last position), the
-# AUC of the nearest and farthest bin in Fig. 3, the share of mixed groups in Fig. 10 (App. I).
-PAPER = {
-    "fig_1a": [-0.96],
-    "fig_1b": [-0.42],
-    "fig_3": [0.64, 0.99],
-    "fig_9": [-0.055, -0.225],
-    "fig_10": [0.838],
 }
 
 
@@ -154,137 +135,94 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
     if (out / "config.json").exists():
         had = files.read_settings(out / "config.json")
         refuse_other_settings(decided, had, f"the groups in {out} have", "choose another --out")
-    if flags.rollouts:
-        parts, groups = from_file(flags, config, decided, ranks)
-    else:
-        parts, groups = from_model(flags, config, decided, ranks)
-    task = parts.task
+    of_groups = from_file if flags.rollouts else from_model
+    run, groups = of_groups(flags, config, decided, ranks)
     mixed = [group for group in groups if group.mixed][: flags.groups]
     if not mixed:
         none_mixed = "none holds right and wrong rollouts; raise it, or change --rollouts"
         raise BadInput(f"--groups {flags.groups}: {none_mixed}")
-    length = statistics.median(len(ids) for group in groups for ids in group.responses)
-    print(log.span_note(length, config.shear), flush=True)
     # a row per group; None, and what a smaller group of --rollouts lacks, do not count
     accuracies = pd.DataFrame([group.scores for group in groups], dtype=float).mean(axis=1)
-    left_out: list[str] = []
     results: dict = {
         "flags": decided,
-        "paper": PAPER,
         "groups": len(groups),
         "mixed_groups": len(mixed),
-        "left_out": left_out,
         "fig_10": figures.fig_10_accuracies(accuracies.dropna(), out / "fig_10.png"),
     }
-    context = context_at_start(parts)
-    read = read_all(mixed, flags.layers, context, config.credit.method_option)
-    files.write_rows(out / "samples.jsonl", read.samples)
-    results |= of_prefixes(out, span_table(mixed, read.closest), left_out)
-    if task.first_error:
-        methods = flags.methods or METHODS
-        options = config.credit.method_option  # SHEAR's
-        results |= against_truth(methods, options, context, read.batches, read.signals, left_out)
+    context = context_at_start(run)
+    options = config.credit.method_option  # SHEAR's
+    batches = read_all(mixed, context, options, out)
+    spans = span_table(mixed, batches).dropna()  # of prefixes that were continued
+    if spans.empty:
+        print("left out: Figs. 1, 3, 9: no prefix of --window tokens or more was continued")
     else:
-        left_out.append("credit against the truth: this task does not know the first error")
+        results["spans"] = len(spans)
+        for name, draw in FIGURES.items():
+            results[name] = draw(spans, out / f"{name}.png")
+    if run.context.task.first_error:
+        results |= against_truth(flags.methods or METHODS, options, context, batches)
     if "methods" in results:
         figures.weight_around_error(results["methods"], out / "around_error.png")
     files.write_json(out / "diagnose.json", results)
     print("\n".join(summary(results)))
-    print(
-        f"figures and numbers are in {out}/\nnext: python -m studies.page {shlex.quote(str(out))}"
-    )
-
-
-class Read(NamedTuple):
-    """The results of reading some groups' hidden states."""
-
-    batches: list[Batch]  # with states; empty if the task does not know the first error
-    signals: dict[str, list[Tensor]]  # other weights to score: (G, T) per batch
-    closest: list[list[list[ClosestSpan]]]  # by group, rollout, span
-    samples: list[dict]  # rows for the page
+    print(f"figures and numbers: {out}/\nnext: python -m studies.page {shlex.quote(str(out))}")
 
 
 def read_all(
-    groups: list[Prefixes], layers: Sequence[int], context: Context, options: tuple[str, ...]
-) -> Read:
-    """Read the groups' hidden states; `options` are SHEAR's.
+    groups: list[Prefixes], context: Context, options: tuple[str, ...], out: Path
+) -> list[Batch]:
+    """The groups with SHEAR's closest spans, and with states where the truth is known.
 
-    SHEAR's weights are also read from the states after each of these decoder `layers`.
+    `options` are SHEAR's. Writes samples.jsonl for the page.
     """
-    task = context.task
-    shear = Credit("shear", options)
-    read = Read([], defaultdict(list), [], [])
-    # `first` is slow (it solves every pair of spans), so it runs only where the truth is known.
-    others = ("grpo", "first", "oracle") if task.first_error else ("grpo",)
+    credits = [Credit("shear", options), Credit("grpo")]
+    if context.task.first_error:  # elsewhere not `first`, which is slow: it solves every pair
+        credits += [Credit("first"), Credit("oracle")]
+    batches = []
+    rows = []
     for group in tqdm(groups, "hidden states and distances", leave=False, disable=None):
         batch = score_group(group, context)
-        weights = {"shear": weights_of(batch, context, shear)}  # (G, T) each
-        for name in others:
-            weights[name] = weights_of(batch, context, Credit(name))
-        read.closest.append(batch.closest)
-        read.samples.extend(sample_rows(0, context.tokenizer, task, batch, weights))
-        if task.first_error:  # keep the states: `against_truth` reads them again
-            read.batches.append(batch)
-            read.signals["surprisal"].append(-batch.log_probs)
-            for layer in layers:
-                with up_to(layer, context.policy.model):
-                    early = score_group(group, context)
-                read.signals[f"layer {layer}"].append(weights_of(early, context, shear))
-    return read
+        weights = {credit.method: weights_of(batch, context, credit) for credit in credits}
+        rows += sample_rows(0, context.tokenizer, context.task, batch, weights)
+        if not context.task.first_error:
+            batch.hidden = None
+        batches.append(batch)
+    files.write_rows(out / "samples.jsonl", rows)
+    return batches
 
 
 def from_file(
     flags: Diagnose, config: TrainConfig, decided: dict, ranks: Ranks
-) -> tuple[Parts, list[Prefixes]]:
+) -> tuple[Run, list[Prefixes]]:
     """The model, and the groups of `--rollouts`."""
     assert flags.rollouts and config.model  # --rollouts is of task math, which needs --model
-    outline, tokenizer = load_outline(config.model)
+    tokenizer = load_tokenizer("--model", config.model)
     origin = files.origin_of(config.model)
     task, _ = empty_task("math", config.problems, config.grading, tokenizer, origin)
-    groups = read_solutions(flags.rollouts, config.shear, task, tokenizer, context_of(outline))
+    groups = read_solutions(flags.rollouts, config.shear, task, tokenizer)
     model = load_model(config.model, ranks.device, tokenizer).eval()
     round_weights(model, getattr(torch, config.machine.dtype))
     files.write_json(flags.out / "config.json", decided)
-    return Parts(config, task, model, tokenizer), groups
+    return Run(config, ranks, make_context(config, Policy(model), tokenizer, task)), groups
 
 
 def from_model(
     flags: Diagnose, config: TrainConfig, decided: dict, ranks: Ranks
-) -> tuple[Parts, list[Prefixes]]:
+) -> tuple[Run, list[Prefixes]]:
     """The model, its process reward model if the task has one, and sampled groups.
 
     The settings that determine the samples are written after the last refusal and before the first
     sample. The models taught here are saved in `--out`, and loaded from there next time.
     """
-    out = flags.out
-    parts = load_parts(config, ranks)
-    layers = len(getattr(parts.model.base_model, "layers", ()))
-    if max(flags.layers, default=0) > layers:
-        cut = f"the model can be cut after {layers} layers; give these at most"
-        raise BadInput(f"--layers {max(flags.layers)}: {cut}")
-    print("\n".join(map(log.wrap, parts.notes)), flush=True)
-    files.write_json(out / "config.json", decided)
-    parts = give_lessons(parts, out, ranks)
+    run = load_run(config, ranks)
+    print("\n".join(map(log.wrap, run.notes)), flush=True)
+    run.folder = flags.out
+    files.write_json(run.folder / "config.json", decided)
+    give_lessons(run)
     if "prm" in TASKS[config.task].has:
-        parts = parts._replace(prm=own_prm(parts, out, ranks))
-    round_weights(parts.model, getattr(torch, config.machine.dtype))
-    return parts, collect(parts, flags.groups, flags.continuations, out)
-
-
-# ---- figures -------------------------------------------------------------------------------------
-
-
-def of_prefixes(out: Path, spans: pd.DataFrame, left_out: list[str]) -> dict:
-    """Figs. 1(a), 1(b), 3 and 9, which need continuations; `spans` is a `span_table`."""
-    spans = spans.dropna()  # of prefixes that were continued
-    if spans.empty:
-        left_out.append(
-            "Figs. 1(a), 1(b), 3, 9: no prefix of a rollout was continued (--rollouts, "
-            "--continuations 0, or responses shorter than --window)"
-        )
-        return {}
-    numbers = {name: draw(spans, out / f"{name}.png") for name, draw in FIGURES.items()}
-    return {"spans": len(spans)} | numbers
+        run.context.prm = own_prm(run)
+    round_weights(run.context.policy.model, getattr(torch, config.machine.dtype))
+    return run, collect(run, flags.groups, flags.continuations)
 
 
 # ---- tables to print -----------------------------------------------------------------------------
@@ -292,93 +230,51 @@ def of_prefixes(out: Path, spans: pd.DataFrame, left_out: list[str]) -> dict:
 
 def summary(results: dict) -> list[str]:
     """Lines to print: our numbers next to the paper's, and those against the true first error."""
-    rows: list[dict[str, str]] = []
-    legend = ["paper: MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25"]
-
-    def add(label: str, *here: float | None, paper: str = "") -> None:
-        rows.append({"": label, "here": shown(*here), "paper": shown(*PAPER.get(paper, ()))})
-
-    add("Fig. 10 groups with right and wrong rollouts", results["fig_10"]["mixed"], paper="fig_10")
+    numbers = [("Fig. 10, share of mixed groups", [results["fig_10"]["mixed"]], "0.84")]
     if "spans" in results:
-        legend.append("Spearman: of continuation success and distance")
-        local = results["fig_1b"]
-        bins = results["fig_9"]["bins"]
-        p = "-" if local["p"] is None else f"{local['p']:.0e}"
         aucs = results["fig_3"]["auc"]
-        add(
-            "Fig. 1(a) success and distance by position: Spearman",
-            results["fig_1a"]["spearman"],
-            paper="fig_1a",
-        )
-        add(
-            f"Fig. 1(b) {local['n']} local changes, p {p}: Spearman",
-            local["spearman"],
-            paper="fig_1b",
-        )
-        large = local["at_least_quarter"]
-        add(f"  the same of {large['n']} changes of 1/4 and more", large["spearman"])
-        add("Fig. 3 AUC of success in the nearest / farthest bin", aucs[0], aucs[-1], paper="fig_3")
-        add(
-            "Fig. 9 first / last position: Spearman",
-            bins[0]["spearman"],
-            bins[-1]["spearman"],
-            paper="fig_9",
-        )
-        depths = {f"Fig. 9 tokens {numbers['from']}-{numbers['to']}": numbers for numbers in bins}
-        for name, numbers in ({"Fig. 3 all positions": results["fig_3"]} | depths).items():
-            rhos = [numbers[side]["spearman"] for side in ("within_right", "within_wrong")]
-            add(f"{name}, right / wrong rollouts: Spearman", *rhos)
-        if results["flags"]["task"] == "embedded":
-            legend.append("Fig. 1(a) is not comparable: see docs/records/diagnose.md")
-        legend.append("-: too few prefixes, or all of them alike")
-    lines = tables.with_legend(rows, legend)
-    if "methods" in results:
-        lines += truth_lines(results)
-    return lines + [f"left out: {reason}" for reason in results["left_out"]]
+        bins = results["fig_9"]["bins"]
+        numbers += [
+            ("Fig. 1(a), by position", rhos(results["fig_1a"]), "-0.96"),
+            ("Fig. 1(b), local changes", rhos(results["fig_1b"]), "-0.42"),
+            ("Fig. 3, AUC in the nearest / farthest bin", [aucs[0], aucs[-1]], "0.64 / 0.99"),
+            ("Fig. 9, first / last position", rhos(bins[0], bins[-1]), "-0.06 / -0.23"),
+        ]
+        depths = {f"Fig. 9, tokens {depth['from']}-{depth['to']}": depth for depth in bins}
+        for name, depth in ({"Fig. 3, all positions": results["fig_3"]} | depths).items():
+            sides = rhos(depth["within_right"], depth["within_wrong"])
+            numbers.append((f"{name}, right / wrong rollouts", sides, ""))
+    rows = []
+    for name, values, paper in numbers:
+        here = ["-" if value is None else f"{value:.2f}" for value in values]
+        rows.append({"": name, "here": " / ".join(here), "paper": paper})
+    legend = [
+        "Spearman's rho of continuation success and distance; AUC: of success",
+        "paper: MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25",
+    ]
+    return tables.with_legend(rows, legend) + truth_lines(results)
+
+
+def rhos(*results: dict) -> list[float | None]:
+    """The correlations in these results."""
+    return [result["spearman"] for result in results]
 
 
 def truth_lines(results: dict) -> list[str]:
-    """A table that compares credit with the true first error."""
+    """A table that compares credit with the true first error, where that is known."""
+    places = dict(results.get("methods", {}))
+    for name, place in results.get("settings", {}).items():
+        places[name if name == "surprisal" else f"shear, {name}"] = place
     rows = []
-    places = dict(results["methods"])
-    for name, place in results["settings"].items():
-        places[name if name in SIGNALS else f"shear, {name}"] = place
     for name, place in places.items():
-        row = {"weights": name, "AUC": with_half(place["auc"], place["auc_half"])}
-        row["over position"] = with_half(*place["over_position"])
-        row["step"] = shown(place["auc_step"])
-        row["weight, %"] = percents(place["shares"])
-        row["above floor"] = percents(place["shares_above_floor"])
+        over, half = place["over_position"]
+        row = {"weights": name, "AUC": f"{place['auc']:.2f} ± {place['auc_half']:.2f}"}
+        row["over position"] = f"{over:.2f} ± {half:.2f}"
+        row["step"] = f"{place['auc_step']:.2f}"
+        row["weight, %"] = " / ".join(f"{100 * share:.0f}" for share in place["shares"])
         row["peak"] = f"{place['peak']['quartiles'][1]:g}" if place["peak"] else "-"
-        row["risen"] = "-" if place["half_risen"] is None else str(place["half_risen"])
         rows.append(row)
-    legend = [
-        "AUC: the chance that a token from the error on outweighs one before it; ± 90%, over "
-        "groups",
-        "over position: less the AUC of position alone; step: the wrong step against all others",
-        "weight: its shares before, on and after the wrong step; above floor: less the group's "
-        "least weight",
-        "peak: tokens from the error's start to the largest weight, the median over rollouts",
-        "risen: where half of the weights' rise is done, 0 is the wrong step's last token",
-    ]
-    return tables.with_legend(rows, legend)
-
-
-def with_half(value: float, half: float | None) -> str:
-    """A value and half the width of its interval, such as 0.79 ± 0.02."""
-    return shown(value) + ("" if pd.isna(half) else f" ± {half:.2f}")
-
-
-def percents(shares: list[float]) -> str:
-    """Shares in percent, such as 20 / 30 / 50; a dash if there is no weight."""
-    if pd.isna(shares).any():
-        return "-"
-    return " / ".join(f"{100 * share:.0f}" for share in shares)
-
-
-def shown(*values: float | None) -> str:
-    """The numbers with two decimals, such as 0.64 / 0.99; a dash for what is not known."""
-    return " / ".join("-" if pd.isna(value) else f"{value:.2f}" for value in values)
+    return tables.with_legend(rows, ["columns: docs/diagnose.md"]) if rows else []
 
 
 if __name__ == "__main__":

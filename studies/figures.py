@@ -22,7 +22,7 @@ How to read Fig. 1(a): continuations are drawn from the policy that drew the pre
 rollouts the mean continuation success at length t is the accuracy, up to chance, for every t (the
 tower property). It moves with t only because shorter rollouts, often right ones, leave the mean,
 and because only mixed groups are kept: given that, an easy problem's success drifts down and a hard
-one's up. The means of right and of wrong rollouts alone move most; they are drawn beside it.
+one's up.
 
 Left out: the paper's case studies and Fig. 11, the distances of two rollouts' spans, which
 `studies.page` shows one by one; a run's curve.png, which `harness/log.py` draws.
@@ -30,6 +30,7 @@ Left out: the paper's case studies and Fig. 11, the distances of two rollouts' s
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -97,12 +98,6 @@ def correlations(spans: pd.DataFrame) -> dict:
     return result
 
 
-def in_words(result: dict) -> str:
-    """Spearman's rho for a title."""
-    rho = result["spearman"]
-    return "Spearman not defined" if rho is None else f"Spearman {rho:.2f}"
-
-
 def equal_bins(values: pd.Series, count: int) -> pd.Series:
     """Bin of each value: bins count from 1 and hold about equally many values each.
 
@@ -127,25 +122,14 @@ def fig_1a_position(spans: pd.DataFrame, path: Path, least: int = 8) -> dict:
 
     Lengths with fewer than `least` prefixes are left out.
     """
-    means = means_by_end(spans)  # then joined by "success_right" and so on
-    for side in SIDES:
-        means = means.join(means_by_end(rows_of(side, spans)).add_suffix(f"_{side}"))
-    means = means[spans.groupby("end").size() >= least]
-    result = correlation(means)
+    by_end = spans.groupby("end")[list(LABELS)]
+    means = by_end.mean()[by_end.size() >= least]
     with picture(path, 10, 3.8, 2) as panels:
         for axes, (name, label) in zip(panels, LABELS.items(), strict=True):
-            axes.plot(means[name], "o-", color=INK, label="all rollouts")
-            for side, colour in SIDES.items():
-                axes.plot(means[f"{name}_{side}"], "o-", color=colour, label=f"{side} ones")
+            axes.plot(means[name], "o-", color=INK)
             axes.set(xlabel="length of the prefix, tokens", ylabel=label, ylim=(0, None))
-            axes.legend()
-        panels[0].set_title(f"Fig. 1(a): {in_words(result)}")
-    return result | means.reset_index(names="ends").to_dict("list")
-
-
-def means_by_end(spans: pd.DataFrame) -> pd.DataFrame:
-    """A row per length of prefixes, `end`: their mean success and distance."""
-    return spans.groupby("end")[list(LABELS)].mean()
+        panels[0].set_title("Fig. 1(a)")
+    return correlation(means) | means.reset_index(names="ends").to_dict("list")
 
 
 def changes(spans: pd.DataFrame, least: float) -> pd.DataFrame:
@@ -162,49 +146,45 @@ def fig_1b_changes(spans: pd.DataFrame, path: Path, least: float = 1 / 16) -> di
     """Fig. 1(b): changes of success and distance from prefix to prefix; rho, p-value, count.
 
     A change counts if success changes by 1/16 or more: one continuation of the paper's 16, the
-    smallest change that they can show. The difference of two such shares has a standard deviation
-    of up to 0.18, so `at_least_quarter` has the same for changes of 1/4 and more.
+    smallest change that they can show. (The difference of two such shares has a standard deviation
+    of up to 0.18.)
     """
     moved = changes(spans, least)
-    result = correlation(moved)
     with picture(path, 5.4, 4.2) as (axes,):
         colours = np.where(moved["success"] < 0, WRONG, RIGHT)
         axes.scatter(moved["success"], moved["distance"], s=14, color=colours, alpha=0.45, lw=0)
-        axes.grid(alpha=0.4)
         axes.set(xlabel=f"change of {LABELS['success']}", ylabel=f"change of {LABELS['distance']}")
-        axes.set_title(f"Fig. 1(b): {result['n']} local changes, {in_words(result)}")
-    return result | {"least": least, "at_least_quarter": correlation(changes(spans, 0.25))}
+        axes.set_title(f"Fig. 1(b): {len(moved)} local changes")
+    return correlation(moved)
 
 
 def fig_3_separation(spans: pd.DataFrame, path: Path, bins: int = 8) -> dict:
     """Fig. 3: per distance bin, the AUC of success, spans of right against wrong rollouts.
 
-    The result also has, per bin, the number of each side's spans, the mean distance and the mean
-    position (`end`), as late spans are far and decided; and the correlations of success and
-    distance. The bins hold about equally many spans, and are fewer where many distances are equal.
+    The result also has the bins' mean distances, how many spans of each side they have, and the
+    correlations of success and distance. The bins hold about equally many spans, and are fewer
+    where many distances are equal.
     """
     bin_of = equal_bins(spans["distance"], bins)  # (n,)
-    means = spans.groupby(bin_of)[["distance", "end"]].mean()  # a row per bin
-    numbers = means.index.to_numpy()  # of the bins
-    result = correlations(spans) | means.to_dict("list")
+    distances = spans["distance"].groupby(bin_of).mean()  # a value per bin
+    result = correlations(spans) | {"distance": distances.tolist()}
     success = {}  # side -> for each bin, the successes of its spans
     with picture(path, 9.6, 4, 2) as (boxes, line):
         for shift, (side, colour) in zip((0.2, -0.2), SIDES.items(), strict=True):
-            success[side] = [rows_of(side, spans[bin_of == n])["success"] for n in numbers]
+            success[side] = [rows_of(side, spans[bin_of == n])["success"] for n in distances.index]
             result[side] = list(map(len, success[side]))
             boxes.boxplot(
                 success[side],
-                positions=numbers + shift,
+                positions=distances.index + shift,
                 widths=0.3,
                 manage_ticks=False,
                 patch_artist=True,
                 boxprops={"fc": colour},
                 medianprops={"color": "white"},
-                sym="",
                 label=f"spans of {side} rollouts",
             )
         result["auc"] = list(map(auc, success["right"], success["wrong"]))
-        line.plot(numbers, np.array(result["auc"], dtype=float), "o-", color=INK)  # None as NaN
+        line.plot(distances.index, np.array(result["auc"], dtype=float), "o-", color=INK)
         line.axhline(0.5, color=FAINT, lw=1, ls=":")
         bin_label = "distance bin, near to far, about equally many spans each"
         boxes.set(xlabel=bin_label, ylabel=LABELS["success"], title="Fig. 3: quartiles of each bin")
@@ -216,8 +196,8 @@ def fig_3_separation(spans: pd.DataFrame, path: Path, bins: int = 8) -> dict:
 def fig_9_depth(spans: pd.DataFrame, path: Path, bins: int = 4) -> dict:
     """Fig. 9: success against distance within position bins, so that depth is held fixed.
 
-    Each of (about) `bins` position bins has the correlations of the two, the mean success by
-    quarter of distance, and the AUC by which distance tells wrong rollouts from right ones.
+    Each of (about) `bins` position bins has the correlations of the two, and the mean success by
+    quarter of distance.
     """
     quarters = range(1, 5)
     result = []
@@ -226,17 +206,11 @@ def fig_9_depth(spans: pd.DataFrame, path: Path, bins: int = 4) -> dict:
             quarter_of = equal_bins(own["distance"], 4)
             means = own["success"].groupby(quarter_of).mean().reindex(quarters)
             first, last = int(own["end"].min()), int(own["end"].max())
-            far_wrong = auc(rows_of("wrong", own)["distance"], rows_of("right", own)["distance"])
             numbers = {"from": first, "to": last, "means": means.tolist()}
-            result.append(numbers | {"auc_distance": far_wrong} | correlations(own))
+            result.append(numbers | correlations(own))
             axes.plot(means, "o-", label=f"prefix ends at {first}-{last}")
-        axes.set(
-            xlabel="quarter of distance, near to far",
-            ylabel=f"mean {LABELS['success']}",
-            ylim=(0, 1),
-            xticks=quarters,
-            title="Fig. 9: at equal depth",
-        )
+        axes.set(xlabel="quarter of distance, near to far", ylabel=f"mean {LABELS['success']}")
+        axes.set(ylim=(0, 1), xticks=quarters, title="Fig. 9: at equal depth")
         axes.legend()
     return {"bins": result}
 
@@ -260,10 +234,9 @@ def weight_around_error(places: dict[str, dict], path: Path) -> None:
             axes.plot(values / values.mean(), color=colour, label=name)
         axes.axvline(0, color=FAINT, lw=1, ls=":")
         axes.set(
-            xlabel="tokens after the start of the first error",
-            ylabel="mean weight, over the curve's mean",
-            ylim=(0, None),
+            xlabel="tokens after the start of the first error", ylabel="mean weight / its mean"
         )
+        axes.set_ylim(0)
         axes.legend(loc="upper left")
 
 
@@ -275,18 +248,10 @@ def fig_10_accuracies(accuracies: pd.Series, path: Path) -> dict:
     values, counts = np.unique(np.round(accuracies, 6), return_counts=True)
     mixed = (values > 0) & (values < 1)
     share = float(counts[mixed].sum() / counts.sum())
-    # of a bar: most of the least gap, or of 1/8 if there is no other value
-    width = 0.8 * np.diff(values, append=values[-1] + 0.125).min()
     with picture(path, 5.4, 3.4) as (axes,):
-        axes.bar_label(
-            axes.bar(values, counts, width, color=np.where(mixed, RIGHT, FAINT)), fontsize=8
-        )
-        axes.set(
-            xlabel="share of right rollouts in a group",
-            ylabel="number of groups",
-            xlim=(-width, 1 + width),
-        )
-        axes.set_title(f"Fig. 10: group accuracies; {share:.0%} mixed (blue), which are kept")
+        axes.bar(values, counts, 0.05, color=np.where(mixed, RIGHT, FAINT))
+        axes.set(xlabel="share of right rollouts in a group", ylabel="number of groups")
+        axes.set_title(f"Fig. 10: group accuracies, {share:.0%} mixed (blue)")
     return {"mixed": share, "accuracies": values.tolist(), "groups": counts.tolist()}
 
 
@@ -297,20 +262,15 @@ def reward_curves(curves: dict[str, list[list[float]]], path: Path) -> None:
     """Draw runs' mean training reward by step.
 
     `curves` has the rewards of each run, a list per seed; bands go from the lowest to the highest
-    seed. Each panel shows the first run beside one of the others.
+    seed.
     """
-    first, *others = curves
-    pairs = [[first, other] for other in others] or [[first]]
-    with picture(path, max(6.2, 3.2 * len(pairs)), 3.6, len(pairs)) as panels:
-        for axes, names in zip(panels, pairs, strict=True):
-            for colour, name in zip((INK, RIGHT), names, strict=False):
-                rewards = np.array(curves[name], dtype=float)  # (seeds, steps), None as NaN
-                steps = np.arange(1, rewards.shape[1] + 1)
-                axes.plot(steps, rewards.mean(0), color=colour, label=name)
-                axes.fill_between(
-                    steps, rewards.min(0), rewards.max(0), color=colour, alpha=0.15, lw=0
-                )
-            axes.set(xlabel="training step", ylim=(0, 1))
-            axes.locator_params(axis="x", integer=True)
-            axes.legend(loc="upper left")
-        panels[0].set_ylabel("share of right answers in the step")
+    with picture(path, 6.2, 3.6) as (axes,):
+        for colour, name in zip(cycle((INK, RIGHT, WRONG, FAINT)), curves, strict=False):
+            rewards = np.array(curves[name], dtype=float)  # (seeds, steps), None as NaN
+            steps = np.arange(1, rewards.shape[1] + 1)
+            low, high = rewards.min(0), rewards.max(0)
+            axes.plot(steps, rewards.mean(0), color=colour, label=name)
+            axes.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0)
+        axes.set(xlabel="training step", ylabel="share of right answers", ylim=(0, 1))
+        axes.locator_params(axis="x", integer=True)
+        axes.legend(loc="upper left")

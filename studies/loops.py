@@ -46,7 +46,6 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import torch
@@ -66,9 +65,9 @@ from trl import GRPOConfig, GRPOTrainer
 from harness import fsdp, tables
 from harness.command import resolve, run_command
 from harness.config import parse_train, refuse_flags
-from harness.load import load_parts
+from harness.load import load_run
 from harness.log import Clock
-from harness.run import Run, build_run
+from harness.run import Run
 from integrations.trl_rewards import scores, without_bos
 from integrations.trl_shear import ShearGRPOTrainer
 from tasks.errors import BadInput
@@ -96,9 +95,9 @@ def main(argv: list[str] | None = None) -> None:
     # transformers says that TRL names a flag as it was named before
     warnings.simplefilter("ignore")
     ranks = fsdp.join(config.machine.device, config.machine.threads)
-    parts = load_parts(config, ranks)
-    model = copy.deepcopy(parts.model)  # for TRL; `build_run` may wrap the layers of ours
-    run = build_run(parts, Path(), ranks)
+    run = load_run(config, ranks)
+    model = copy.deepcopy(run.context.policy.model)  # for TRL; `shard` may wrap the layers of ours
+    fsdp.shard(run)
     versions = f"trl {trl.__version__}, torch {torch.__version__}"
     print(f"{versions}, {torch.get_num_threads()} CPU threads, {datetime.date.today()}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -110,13 +109,13 @@ def main(argv: list[str] | None = None) -> None:
 
 def trl_trainer(run: Run, model: PreTrainedModel, turns: int, folder: str) -> GRPOTrainer:
     """TRL's trainer of a model, with the run's recipe."""
-    task = run.task
+    task = run.context.task
     sampling = run.config.sampling
     optimisation = run.config.optimisation
     problems = []
     for turn in range(turns):
         problems += task.draw(turn, sampling.prompts_per_step, run.config.seed)
-    prompts = without_bos(run.tokenizer, map(task.prompt, problems))
+    prompts = without_bos(run.context.tokenizer, map(task.prompt, problems))
     # text: a table has one type per column
     references = [json.dumps(problem[task.reference]) for problem in problems]
     dataset = Dataset.from_dict({"prompt": prompts, "reference": references})
@@ -157,7 +156,7 @@ def trl_trainer(run: Run, model: PreTrainedModel, turns: int, folder: str) -> GR
             ShearGRPOTrainer, window=shear.window, stride=shear.stride, eps=shear.eps
         )
     trainer = make_trainer(
-        model, reward, grpo_config, train_dataset=dataset, processing_class=run.tokenizer
+        model, reward, grpo_config, train_dataset=dataset, processing_class=run.context.tokenizer
     )
     trainer.remove_callback(PrinterCallback)
     return trainer

@@ -24,20 +24,18 @@ Left out: the texts of continuations; only their verdicts are kept.
 """
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import pandas as pd
 import torch
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from credit.batch import Batch, Context
 from credit.salience import answer_places
 from credit.settings import Shear
-from credit.shear_settings import ClosestSpan
 from fast.generate import fast_generate
 from fast.packing import packing_of
 from grpo import (
@@ -50,12 +48,11 @@ from grpo import (
     stop_ids,
 )
 from harness import files
-from harness.load import Parts
-from harness.run import credit_context, seed_of
+from harness.run import Run, seed_of
 from rewards import Verdict
 from shear import span_bounds
-from tasks.errors import BadInput, bad_input_on_error
-from tasks.problems import Task, is_text
+from tasks.errors import bad_input_on_error
+from tasks.problems import Task
 from tasks.rows import read_rows
 
 SPANS = "rollout", "number", "right", "end", "distance", "success"  # columns of `span_table`
@@ -85,40 +82,31 @@ class Prefixes:
 # ---- sampling ------------------------------------------------------------------------------------
 
 
-def collect(parts: Parts, count: int, continuations: int, out: Path) -> list[Prefixes]:
+def collect(run: Run, count: int, continuations: int) -> list[Prefixes]:
     """The groups of the first `count` held-out problems, with their continuations' verdicts.
 
-    They are read from the folder `out`; those that are not there are made and saved one by one.
+    They are read from the run's folder; those that are not there are made and saved one by one.
     Raises BadInput for a damaged file.
     """
     groups = []
-    problems = parts.task.heldout[:count]
+    problems = run.context.task.heldout[:count]
     for number, problem in enumerate(tqdm(problems, "groups", leave=False, disable=None)):
-        path = out / f"group-{number:04d}.json"
+        path = run.folder / f"group-{number:04d}.json"
         if not path.exists():
-            torch.manual_seed(seed_of(parts.config.seed, number))
-            group = sample_group(parts, problem)
+            torch.manual_seed(seed_of(run.config.seed, number))
+            group = sample_group(run, problem)
             if group.mixed and continuations:
-                group = continue_prefixes(parts, group, continuations)
+                group = continue_prefixes(run, group, continuations)
             files.write_rows(path, [asdict(group)])
         groups.append(Prefixes(**files.read_settings(path)))
     return groups
 
 
-def sample_group(parts: Parts, problem: dict) -> Prefixes:
+def sample_group(run: Run, problem: dict) -> Prefixes:
     """G rollouts to a problem, graded."""
-    config = parts.config
-    rollouts = rollout(
-        parts.model,
-        parts.tokenizer,
-        [parts.task.prompt(problem)],
-        config.sampling.rollouts_per_prompt,
-        max_tokens=config.sampling.max_tokens,
-        temperature=config.sampling.temperature,
-        batch_size=config.machine.generate_batch,
-        generate=fast_generate,
-    )
-    verdicts = parts.task.verdicts([problem], rollouts)
+    count = run.config.sampling.rollouts_per_prompt
+    rollouts = sample(run, [run.context.task.prompt(problem)], count)
+    verdicts = run.context.task.verdicts([problem], rollouts)
     group = Prefixes(
         problem=problem,
         prompt=rollouts.prompt_ids[0][rollouts.prompt_mask[0]].tolist(),
@@ -128,7 +116,21 @@ def sample_group(parts: Parts, problem: dict) -> Prefixes:
         scores=[verdict.reward for verdict in verdicts],
         reasons=[verdict.reason for verdict in verdicts],
     )
-    return with_ends(group, config.shear, parts.tokenizer)
+    return with_ends(group, run.config.shear, run.context.tokenizer)
+
+
+def sample(run: Run, prompts: Sequence, count: int, used: int = 0) -> Rollouts:
+    """`count` rollouts to each prompt, of which `used` tokens of the response are there already."""
+    return rollout(
+        run.context.policy.model,
+        run.context.tokenizer,
+        prompts,
+        count,
+        max_tokens=run.config.sampling.max_tokens - used,
+        temperature=run.config.sampling.temperature,
+        batch_size=run.config.machine.generate_batch,
+        generate=fast_generate,
+    )
 
 
 def as_rollouts(group: Prefixes, device: torch.device) -> Rollouts:
@@ -157,92 +159,66 @@ def with_ends(group: Prefixes, shear: Shear, tokenizer: PreTrainedTokenizerBase)
     return replace(group, ends=ends)
 
 
-def continue_prefixes(parts: Parts, group: Prefixes, count: int) -> Prefixes:
+def continue_prefixes(run: Run, group: Prefixes, count: int) -> Prefixes:
     """Complete every prefix `count` times from its sampled ids, and grade the completions.
 
     Prefixes of one length are continued together.
     """
-    config = parts.config
-    stops = stop_ids(parts.model, parts.tokenizer)
+    stops = stop_ids(run.context.policy.model, run.context.tokenizer)
     scores: list[list[list[float | None]]] = [[] for _ in group.ends]
     # ascending, as each rollout's own ends, so that its scores are appended in their order
-    lengths = sorted(set(itertools.chain.from_iterable(group.ends)))
-    for end in lengths:
+    for end in sorted(set(itertools.chain.from_iterable(group.ends))):
         rows = [row for row, ends in enumerate(group.ends) if end in ends]
         prefixes = [group.responses[row][:end] for row in rows]
-        prompts = [group.prompt + prefix for prefix in prefixes]
-        rollouts = rollout(
-            parts.model,
-            parts.tokenizer,
-            prompts,
-            count,
-            max_tokens=config.sampling.max_tokens - end,
-            temperature=config.sampling.temperature,
-            batch_size=config.machine.generate_batch,
-            generate=fast_generate,
-        )
+        rollouts = sample(run, [group.prompt + prefix for prefix in prefixes], count, used=end)
         texts = []
         for place, ids in enumerate(rollouts.ids):
             continuation = [id for id in ids[rollouts.mask[place]].tolist() if id not in stops]
-            texts.append(decode(parts.tokenizer, prefixes[place // count] + continuation))
-        verdicts = parts.task.verdicts([group.problem] * len(rows), replace(rollouts, texts=texts))
+            texts.append(decode(run.context.tokenizer, prefixes[place // count] + continuation))
+        problems = [group.problem] * len(rows)
+        verdicts = run.context.task.verdicts(problems, replace(rollouts, texts=texts))
         for place, row in enumerate(rows):
             own = verdicts[place * count : (place + 1) * count]
             scores[row].append([verdict.reward for verdict in own])
     return replace(group, continued=scores)
 
 
-# ---- solutions from a file -----------------------------------------------------------------------
-
-
 def read_solutions(
-    file: str, shear: Shear, task: Task, tokenizer: PreTrainedTokenizerBase, context: float
+    file: str, shear: Shear, task: Task, tokenizer: PreTrainedTokenizerBase
 ) -> list[Prefixes]:
     """The solutions of `--rollouts`, encoded once: a group per problem, without continuations.
 
-    A line of the file is {"problem", "solution", "label"}, label 0 or 1. Raises BadInput for one
-    that is not, and for solutions that do not fit the model's `context`.
+    A line of the file is {"problem", "solution", "label"}, label 0 or 1. Raises BadInput.
     """
-    blame = f"--rollouts {file}"
-    by_problem: dict[str, list[dict]] = {}
-    with bad_input_on_error(blame, "give JSON lines"):
-        table = read_rows(Path(file))
-    for number, row in enumerate(table, 1):
-        texts = is_text(row.get("problem")) and is_text(row.get("solution"))
-        if not texts or row.get("label") not in (0, 1):
-            needs = 'needs "problem" and "solution", both text, and "label", 0 or 1'
-            raise BadInput(f"{blame}, row {number}: {needs}; give these")
-        by_problem.setdefault(row["problem"], []).append(row)
+    remedy = 'give JSON lines with "problem", "solution" and "label", 0 or 1'
+    rows_of: dict[str, list[dict]] = {}
     groups = []
-    for text, rows in by_problem.items():
-        problem = {"problem": text, task.reference: rows[0].get("answer")}
-        prompt = tokenizer(task.prompt(problem), add_special_tokens=False)["input_ids"]
-        solutions = [row["solution"] for row in rows]
-        responses = tokenizer(solutions, add_special_tokens=False)["input_ids"]
-        needed = len(prompt) + max(map(len, responses))
-        if needed > context:
-            size = f"a problem and its solutions need {needed} tokens"
-            raise BadInput(f"{blame}: {size}, the model's context is {context}; leave it out")
-        group = Prefixes(
-            problem=problem,
-            prompt=prompt,
-            responses=responses,
-            texts=solutions,
-            truncated=[False] * len(rows),
-            scores=[float(row["label"]) for row in rows],
-            reasons=["label"] * len(rows),
-        )
-        groups.append(with_ends(group, shear, tokenizer))
+    with bad_input_on_error(f"--rollouts {file}", remedy):
+        for row in read_rows(Path(file)):
+            rows_of.setdefault(row["problem"], []).append(row)
+        for text, rows in rows_of.items():
+            problem = {"problem": text, task.reference: rows[0].get("answer")}
+            solutions = [row["solution"] for row in rows]
+            group = Prefixes(
+                problem=problem,
+                prompt=tokenizer(task.prompt(problem), add_special_tokens=False)["input_ids"],
+                responses=tokenizer(solutions, add_special_tokens=False)["input_ids"],
+                texts=solutions,
+                truncated=[False] * len(rows),
+                scores=[{0: 0.0, 1: 1.0}[row["label"]] for row in rows],
+                reasons=["label"] * len(rows),
+            )
+            groups.append(with_ends(group, shear, tokenizer))
     return groups
 
 
 # ---- hidden states and distances -----------------------------------------------------------------
 
 
-def context_at_start(parts: Parts) -> Context:
+def context_at_start(run: Run) -> Context:
     """What a credit method may use before the first step."""
-    policy = Policy(parts.model, layout=packing_of(parts.model))
-    return credit_context(parts, policy, 0)
+    model = run.context.policy.model
+    return replace(run.context, policy=Policy(model, layout=packing_of(model)))
 
 
 def score_group(group: Prefixes, context: Context) -> Batch:
@@ -254,27 +230,14 @@ def score_group(group: Prefixes, context: Context) -> Batch:
     return batch
 
 
-@contextmanager
-def up_to(layer: int, model: PreTrainedModel) -> Iterator[None]:
-    """Inside, the model ends after that many decoder layers; its final norm stays."""
-    base = model.base_model
-    layers = base.layers
-    assert isinstance(layers, torch.nn.ModuleList)
-    base.layers = layers[:layer]
-    try:
-        yield
-    finally:
-        base.layers = layers
-
-
-def span_table(groups: list[Prefixes], closest: list[list[list[ClosestSpan]]]) -> pd.DataFrame:
+def span_table(groups: list[Prefixes], batches: list[Batch]) -> pd.DataFrame:
     """A row per prefix of a graded rollout, with the float64 columns SPANS of `figures.py`.
 
-    "success" is NaN without continuations. `closest` has the spans by group, rollout and prefix.
+    "success" is NaN without continuations. `batches` have the groups' closest spans.
     """
     rows = []
     rollout = 0
-    for group, of_group in zip(groups, closest, strict=True):
+    for group, batch in zip(groups, batches, strict=True):
         for row, right in enumerate(group.scores):
             rollout += 1
             if right is None:
@@ -282,5 +245,7 @@ def span_table(groups: list[Prefixes], closest: list[list[list[ClosestSpan]]]) -
             for number, end in enumerate(group.ends[row]):
                 scores = group.continued[row][number] if group.continued else []
                 success = pd.Series(scores, dtype=float).mean()  # without None; NaN for no scores
-                rows.append((rollout, number, right, end, of_group[row][number].distance, success))
+                rows.append(
+                    (rollout, number, right, end, batch.closest[row][number].distance, success)
+                )
     return pd.DataFrame(rows, columns=SPANS, dtype=float)

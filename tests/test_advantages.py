@@ -14,7 +14,7 @@ from builders.commands import DIAGNOSE_FLAGS
 from builders.runs import ALONE, config_from
 
 from credit.settings import Credit
-from harness.load import load_parts
+from harness.load import load_run
 from studies.advantages import agreement, changes_of, line_ends, line_stats, measure, value_of
 
 RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
@@ -98,14 +98,14 @@ def test_rows_of_changed_flags_are_measured_on_the_same_samples(taught):
     `mean1` scales credit within a group, and no flag of the run's does.
     """
     config = config_from([*DIAGNOSE_FLAGS.split(), "--model", taught, "--negative-scale", "0.5"])
-    parts = load_parts(config, ALONE)
-    problems = parts.task.heldout[:2]
+    run = load_run(config, ALONE)
+    problems = run.context.task.heldout[:2]
     rows = {"shear": Credit("shear"), "shear mean1": Credit("shear", rescale="mean1")}
-    both = measure(parts, problems, rows, 2)
-    alone = measure(parts, problems, {"shear": rows["shear"]}, 2)
+    both = measure(run, problems, rows, 2)
+    alone = measure(run, problems, {"shear": rows["shear"]}, 2)
     assert both["methods"]["shear"] == alone["methods"]["shear"]
     assert both["methods"]["shear"] != both["methods"]["shear mean1"]
-    plain = parts._replace(config=replace(parts.config, credit=Credit()))
+    plain = replace(run, config=replace(run.config, credit=Credit()))
     assert measure(plain, problems, {"shear": rows["shear"]}, 2) == alone
     json.dumps(both)
     assert "pool=mean" in changes_of(config.shear, ("pool=mean",))["distance mmd"][0].method_option

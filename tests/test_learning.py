@@ -12,11 +12,8 @@ import train
 from harness.files import read_lines
 from tasks import toy
 
-# Two lines a problem, a fourth of the parameters, a tenth of the rollouts; the rest are defaults.
-SMALLER = (
-    "--toy-lines 2 --toy-width 64 --steps 8 --prompts-per-step 8 --lr 4e-4 --heldout 128 "
-    "--eval-groups 16"
-)
+# Two lines a problem, a fourth of the parameters, fewer steps; the rest are defaults.
+SMALLER = "--toy-lines 2 --toy-width 64 --steps 16 --heldout 128 --eval-groups 16"
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +31,14 @@ def learning(tmp_path_factory):
 def test_shear_learns_the_embedded_task(learning):
     """From a warm-up to a better policy: held-out accuracy rises, and weights find the error.
 
-    Greedy accuracy rises by .22 with these seeds, sampled accuracy by .08. It fails if credit, loss
-    or update pull the wrong way: then both fall.
+    Greedy accuracy rose by .12 to .16 with three seeds of training, sampled accuracy by .07 to .13.
+    It fails if credit, loss or update pull the wrong way: then both fall.
     """
     first, *_, last = read_lines(learning / "metrics.jsonl")
     before = first["before"]
     after = last["after"]
     assert 0.3 < before["greedy"][0] < 0.8  # a misconception is left, and the rest is known
-    assert after["greedy"][0] >= before["greedy"][0] + 0.10
+    assert after["greedy"][0] >= before["greedy"][0] + 0.05
     assert after["sampled"][0] >= before["sampled"][0] + 0.02
     found = after["localisation"]
     assert found["auc"] > max(0.85, found["auc_position"])
@@ -51,24 +48,24 @@ def test_a_run_prints_short_lines_for_each_part(learning):
     """They tell the plan, the evaluations, a row per step, and what to do next."""
     printed = (learning / "printed").read_text()
     assert max(len(line) for line in printed.splitlines()) <= 88
-    before, after = printed.split("\n 2/8 ")
-    assert "8 prompts x 8 rollouts" in before and "greedy accuracy" in after
+    before, after = printed.split("\n 2/16 ")
+    assert "16 prompts x 8 rollouts" in before and "greedy accuracy" in after
 
 
 def test_a_run_leaves_what_it_promises(learning):
     """It leaves config, metrics, samples with weights, a picture, and a model's folder."""
     config = json.loads((learning / "config.json").read_text())
-    assert config["lr"] == 4e-4 and config["window"] == 12 and "torch" in config["versions"]
+    assert config["lr"] == 1e-4 and config["window"] == 12 and "torch" in config["versions"]
     before, *metrics, after = read_lines(learning / "metrics.jsonl")
     assert before["before"] and after["after"]
-    assert [row["step"] for row in metrics] == list(range(1, 9))
+    assert [row["step"] for row in metrics] == list(range(1, 17))
     first = metrics[0]
     assert first["abs_log_ratio"] < 1e-5 and first["nbar"] > 0
     assert first["eps_over_nbar"] == pytest.approx(0.05)
     phases = {"generate", "grade", "score", "weights", "wait", "train", "measure"}
     assert set(first["seconds"]) == phases
     samples = read_lines(learning / "samples.jsonl")
-    assert len(samples) == 64
+    assert len(samples) == 16 * 8
     assert {"response", "reason", "first_error", "advantage"} <= samples[0].keys()
     # a token's weight is the largest distance of its spans, where right opposes wrong
     for row in samples:

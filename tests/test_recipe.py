@@ -200,7 +200,7 @@ def compare_flags(words: list[str]) -> Compare:
         (config.parse_train, "--bench a --model m --bench b --model n", "bench", ("a", "b")),
         (config.parse_train, "--method rsi --method-option low=-1 --method-option high=1",
          "method_option", ("low=-1", "high=1")),
-        (compare_flags, "x --methods grpo --seeds 1 --methods shear", "methods", ("grpo", "shear")),
+        (compare_flags, "x --arms grpo --seeds 1 --arms shear", "arms", ("grpo", "shear")),
     ],
 )  # fmt: skip
 def test_a_list_flag_given_twice_appends(parse, words, name, values):

@@ -225,11 +225,13 @@ def test_completions_and_answers_of_other_types_are_graded(completion, answer, r
 
 
 def test_the_command_trains_by_its_flags(monkeypatch):
-    """Flags are this project's and TRL's; without --model spans are the embedded task's."""
+    """Flags are this project's and TRL's; the file has the embedded task's spans."""
     trainer = Mock()
     monkeypatch.setattr(train_trl, "ShearGRPOTrainer", trainer)
     monkeypatch.setattr(train_trl.toy, "warm_up", Mock())
-    monkeypatch.setattr("sys.argv", ["train_trl", "--window", "7", "--max_steps", "3"])
+    file = str(DOCS.parent / "integrations" / "toy.yaml")
+    flags = ["--config", file, "--window", "7", "--max_steps", "3"]
+    monkeypatch.setattr("sys.argv", ["train_trl", *flags])
     train_trl.main()
     config = trainer.call_args.args[2]
     sizes = trainer.call_args.kwargs["window"], trainer.call_args.kwargs["stride"]

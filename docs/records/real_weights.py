@@ -23,7 +23,7 @@ for lines in (diagnose.truth_lines(where_credit_goes), diagnose.summary(paper_fi
     print("\n".join(lines[: lines.index("") + 1]))  # without the legend below the table
 
 trials = compare.trials_in(RECORDS / "real-weights.jsonl")
-cell = compare.Cell(trials["cell"][0], 2e-5, ARMS, tuning=[100], rates=[1e-5, 2.5e-5])
+cell = compare.Cell(trials["cell"][0], ARMS, tuning=[100], rates=[1e-5, 2.5e-5])
 print("\n".join(tables.markdown(compare.table_of(trials, cell))) + "\n")
 
 table = []
