@@ -251,8 +251,8 @@ def ours(group: Group) -> Tensor:
 
 def true_values(pairs: Pairs) -> Tensor:
     """The reference for peers: values (P,) float64."""
-    costs, a, b = pairs.costs.double(), pairs.a.double(), pairs.b.double()
-    return sinkhorn(costs, a, b, eps=EPS, max_iters=TRUE_ITERS, tol=TRUE_TOL).value
+    double = [tensor.double() for tensor in (pairs.costs, pairs.a, pairs.b)]
+    return sinkhorn(*double, eps=EPS, max_iters=TRUE_ITERS, tol=TRUE_TOL).value
 
 
 def true_minima(right: Side, wrong: Side) -> Tensor:
