@@ -252,17 +252,14 @@ def half_width(values: pd.Series) -> float:
 def changes_of(shear: Shear, options: tuple[str, ...]) -> dict[str, tuple[Credit, Shear]]:
     """SHEAR with one setting or option changed at a time."""
     plain = Credit("shear", options)
-    changes: list[dict[str, float]] = []
-    for window in (shear.window * 2 // 3, shear.window * 4 // 3, shear.window * 8 // 3):
+    changes: list[dict[str, float]] = [{"eps": shear.eps / 5}, {"eps": shear.eps * 5}]
+    for thirds in (2, 4, 8):
+        window = max(1, shear.window * thirds // 3)
         changes.append({"window": window, "stride": min(shear.stride, window)})
-    for stride in (shear.stride // 2, min(2 * shear.stride, shear.window)):
-        changes.append({"stride": stride})
-    for eps in (shear.eps / 5, shear.eps * 5):
-        changes.append({"eps": eps})
     settings = {}
     for change in changes:
         other = with_values(shear, change)
-        if other != shear and min(change.values()) > 0:
+        if other != shear:
             name = ", ".join(f"{setting} {value:g}" for setting, value in change.items())
             settings[name] = plain, other
     for name in ("pool", "reading", "distance"):

@@ -56,7 +56,7 @@ class Diagnose:
     continuations: Natural = 16
     """Continuations of each prefix; 0: none."""
     rollouts: OptionalText = None
-    """JSON lines with "problem", "solution", "label" instead of samples; nothing is continued."""
+    """Math problems: JSON lines with "problem", "solution", "label" instead of samples."""
     methods: Annotated[tuple[str, ...], several(spec("NAME", one_of(METHODS)))] = ()
     """Methods scored against the true first error; if not given, all that the task allows."""
     out: PathFlag = Path("runs/diagnose")
@@ -112,16 +112,12 @@ FIGURES = {
 def main(argv: list[str] | None = None) -> None:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
     flags, others = parse_study(Diagnose, argv)
-    config = parse_train(others)
+    config = parse_train([*others, "--task", "math"] if flags.rollouts else others)
     refuse_flags(config, REFUSED, "diagnose trains nothing and compares all methods")
     config = resolve(config)
-    if flags.rollouts and config.task != "math":
-        holds = "holds solutions of math problems; add --model, drop --task"
-        raise BadInput(f"--rollouts {flags.rollouts}: {holds}")
     heldout = config.problems.heldout
     if not flags.rollouts and flags.groups > heldout:
-        exceeds = f"exceeds --heldout {heldout}; lower it, or raise --heldout"
-        raise BadInput(f"--groups {flags.groups} {exceeds}")
+        raise BadInput(f"--groups {flags.groups}: --heldout has {heldout}; raise it, or lower this")
     ranks = fsdp.join(config.machine.device, config.machine.threads)
     with files.locked_folder(flags.out, ranks, "config.json"):
         diagnose(flags, config, ranks)

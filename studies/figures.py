@@ -268,9 +268,9 @@ def reward_curves(curves: dict[str, list[list[float]]], path: Path) -> None:
         for colour, name in zip(cycle((INK, RIGHT, WRONG, FAINT)), curves, strict=False):
             rewards = np.array(curves[name], dtype=float)  # (seeds, steps), None as NaN
             steps = np.arange(1, rewards.shape[1] + 1)
-            low, high = rewards.min(0), rewards.max(0)
+            band = rewards.min(0), rewards.max(0)
             axes.plot(steps, rewards.mean(0), color=colour, label=name)
-            axes.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0)
+            axes.fill_between(steps, *band, color=colour, alpha=0.15, lw=0)
         axes.set(xlabel="training step", ylabel="share of right answers", ylim=(0, 1))
         axes.locator_params(axis="x", integer=True)
         axes.legend(loc="upper left")

@@ -3,6 +3,7 @@
 import functools
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import chain, product
 from operator import itemgetter
 from unittest.mock import Mock
@@ -21,9 +22,8 @@ from scipy.stats import spearmanr
 from credit import teacher
 from credit.measures import around, peak, shares_by_part
 from credit.settings import Shear
-from credit.shear_settings import ClosestSpan
 from credit.table import METHODS, methods_needing
-from grpo import Policy, Rollouts, pad_left, rollout, score
+from grpo import Policy, Rollouts, rollout, score
 from harness import files, models
 from harness.config import PAPER, with_values
 from rewards import Verdict
@@ -290,15 +290,11 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     the stop; each verdict finds its place.
     """
     model, tokenizer = tiny
-    prompt = [5, 6, 7]
     responses = [[4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 5, 4]]
-
-    def sampled(scores, ends):
-        problem = {"problem": "?", "answer": "1"}
-        empty = ["", ""]
-        return Prefixes(problem, prompt, responses, empty, [False] * 2, scores, empty, ends)
-
-    group = sampled([1.0, 0.0], [[2, 4], [2]])
+    empty = ["", ""]
+    problem = {"problem": "?", "answer": "1"}
+    group = Prefixes(problem, [5, 6, 7], responses, empty, [False] * 2, [1.0, 0.0], empty)
+    group = replace(group, ends=[[2, 4], [2]])
     whole = [[4, 5, 20], [4, 5, 21], [9, 8, 22], [9, 8, 23], [4, 5, 6, 7, 20], [4, 5, 6, 7, 21]]
     texts = tokenizer.batch_decode(whole)
     asked = []
@@ -309,11 +305,8 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
         rows = len(prompts) * count
         # a token of its own, and the stop
         ids = torch.tensor([[20 + row, 1] for row in range(rows)])
-        prompts = np.repeat(np.array(prompts), count, 0).tolist()
-        prompt_ids, prompt_mask = pad_left(prompts, 0, "cpu")
-        return Rollouts(
-            prompt_ids, prompt_mask, ids, ids > 0, torch.zeros(rows).bool(), [""] * rows
-        )
+        none = torch.zeros(rows).bool()
+        return Rollouts(ids, ids > 0, ids, ids > 0, none, [""] * rows)
 
     def grade(text, reference):
         graded.append(text)
@@ -331,12 +324,9 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     batch = prefixes.score_group(group, prefixes.context_at_start(run))
     scores = score(Policy(model), batch.rollouts, temperature=0.7, micro_tokens=99)
     torch.testing.assert_close(batch.log_probs, scores.log_probs)
-    unsure = sampled([None, 0.0], [[2], []])  # no verdict, no row
-    near, next_, far, other, last = (
-        ClosestSpan(0, 0, distance, 0, 0, 0) for distance in (0.1, 0.2, 0.3, 0.4, 0.5)
-    )
-    batches = [Mock(closest=[[near, next_, far], [other]]), Mock(closest=[[last], []])]
-    spans = prefixes.span_table([found, unsure], batches)
+    unsure = replace(group, scores=[None, 0.0], ends=[[2], []])  # no verdict, no row
+    closest = [[Mock(distance=0.1), Mock(distance=0.2)], [Mock(distance=0.4)]]
+    spans = prefixes.span_table([found, unsure], [Mock(closest=closest)] * 2)
     rows = spans[["success", "distance", "right", "end"]].itertuples(index=False, name=None)
     assert list(rows) == [(1.5, 0.1, 1, 2), (5.5, 0.2, 1, 4), (3.5, 0.4, 0, 2)]
 
@@ -364,7 +354,6 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=2))
     replace_sampler(monkeypatch, made)
     run_well(diagnose, flags)
-    assert made.called
     results = json.loads((tmp_path / "diagnose.json").read_text())
     printed = capsys.readouterr().out
     assert results.keys() >= FIGURES
@@ -374,17 +363,12 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     mixed = [group for group in groups if group.mixed]
     spans = sum(sum(map(len, group.ends)) for group in mixed)
     assert results["groups"] == len(groups) == 2 and results["spans"] == spans > 0
-    assert "left out: arca" in printed
-    for of_paper in ("-0.96", "-0.42", "0.64 / 0.99", "-0.06 / -0.23"):
-        assert of_paper in printed
-    assert max(len(line) for line in printed.splitlines() if line.startswith("|")) <= 120
+    assert "left out: arca" in printed and "-0.06 / -0.23" in printed
     methods = results["methods"]
     assert methods["oracle"]["auc_step"] == 1 and methods["grpo"]["peak"] is None
     assert set(methods) == set(METHODS) - methods_needing("adapter")
-    assert "surprisal" in results["settings"]
     after = [each["weight_after"] for each in results["settings"].values()]
     assert len(set(after)) == len(after)  # every change has an effect
-    assert sum(results["fig_10"]["groups"]) == 2
     run_well(page, tmp_path)  # the command that its last line names
     assert printed.endswith(f"next: python -m studies.page {tmp_path}\n")
     rows = files.read_lines(tmp_path / "samples.jsonl")
@@ -392,7 +376,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
         chain.from_iterable(group.scores for group in mixed)
     )
     wrong = [row for row in rows if row["score"] == 0]
-    counted = [row["weights"]["shear"] for row in wrong if row["first_error"][0]]
+    counted = [row for row in wrong if row["first_error"][0]]
     assert 0 < methods["shear"]["peak"]["rollouts"] == len(counted) < len(wrong)
     assert set(rows[0]["weights"]) == {"shear", "grpo", "first", "oracle"}
     made.reset_mock()
