@@ -16,7 +16,6 @@ the bit.
 """
 
 import shutil
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -35,11 +34,6 @@ from harness.folder import write_config
 from harness.fsdp import gather, refresh, together
 from harness.run import Ranks, Run
 from tasks.errors import BadInput, cause
-
-# One process saves and loads as it should; torch warns each time that it is alone.
-warnings.filterwarnings(
-    "ignore", message="torch.distributed is disabled, unavailable or uninitialized"
-)
 
 # tensors in a file of state/; torch makes a whole file in the host's memory before it writes it
 PER_FILE = 64

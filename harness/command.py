@@ -10,10 +10,12 @@ The status is 0, 1 if the command cannot continue, 2 for bad input, 130 after Ct
 import errno
 import functools
 import io
+import logging
 import os
 import select
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +24,7 @@ from typing import TypeVar
 import torch
 import transformers
 from huggingface_hub.utils import enable_progress_bars
+from tqdm import tqdm
 
 from harness import checkpoint, fsdp
 from harness.config import Machine, TrainConfig, check, rank_of_torchrun, with_values
@@ -115,7 +118,7 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
             except KeyboardInterrupt:  # a rank that fails would make the launcher end the others
                 status = 0 if rank else 130
                 sentence = "" if reader_left() else interrupted
-            except Exception as error:  # perhaps on one rank only, so no `parallel.leave`
+            except Exception as error:  # perhaps on one rank only, so no `fsdp.leave`
                 if isinstance(error, BrokenPipeError) and reader_left():
                     return 130  # as after Ctrl-C, where the launcher prints nothing either
                 said = known_trouble(error)
@@ -136,9 +139,19 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
 
 
 def set_up_process(rank: int | None) -> None:
-    """Set up a command's progress bars, output and signals."""
+    """Set up a command's messages, progress bars, output and signals."""
+    # an error is one sentence, without transformers' reports
+    transformers.utils.logging.set_verbosity(logging.CRITICAL)
+    # One process saves and loads as it should; torch warns each time that it is alone.
+    alone = "torch.distributed is disabled, unavailable or uninitialized"
+    warnings.filterwarnings("ignore", message=alone)
     transformers.utils.logging.disable_progress_bar()
-    if not rank and sys.stderr.isatty():
+    if rank:  # only rank 0 shows progress bars, whatever their own `disable` says
+        init = tqdm.__init__
+        tqdm.__init__ = lambda bar, *words, **options: init(
+            bar, *words, **options | {"disable": True}
+        )
+    elif sys.stderr.isatty():
         enable_progress_bars()  # for downloads only, which may take an hour
     # Line by line, so that a log file shows each step at once; "?" for characters that a terminal
     # cannot show.

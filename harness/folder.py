@@ -55,7 +55,7 @@ def write_config(config: TrainConfig, folder: Path) -> None:
 
 @contextmanager
 def say_how_to_go_on(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterator[None]:
-    """Whatever ends the run, say how to resume it, or how to start from the taught model.
+    """Whatever ends the run, say how to resume it, or that the taught model is kept.
 
     Ctrl-C before the first step removes the folder, unless it has a taught model.
     """
@@ -70,9 +70,10 @@ def say_how_to_go_on(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterato
             command = resume_command(config, folder, checkpoints[-1])
             print(f"a checkpoint holds {steps}; resume with: {command}", file=sys.stderr)
         elif (folder / "start").exists():
-            start = ["--task", config.task, "--model", str(folder / "start")]
-            words = shlex.join([*start, "--name", free_name(config)])  # that of `folder` is taken
-            print(f"the taught model is kept; to start from it, add: {words}", file=sys.stderr)
+            print(
+                "the taught model is kept; the next run with these lessons takes it",
+                file=sys.stderr,
+            )
         elif (
             isinstance(error, KeyboardInterrupt | BrokenPipeError)
             and not (folder / "samples.jsonl").exists()

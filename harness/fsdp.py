@@ -43,7 +43,6 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.tensor import DTensor
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from credit import lora
@@ -130,13 +129,7 @@ def join(device: str, threads: int = 0) -> Ranks:
         dist.init_process_group(BACKENDS[device], timeout=TIMEOUT)
     if not dist.is_initialized():
         return Ranks(0, 1, place)
-    ranks = Ranks(dist.get_rank(), dist.get_world_size(), place)
-    if not ranks.main:  # only rank 0 shows progress bars, whatever their own `disable` says
-        init = tqdm.__init__
-        tqdm.__init__ = lambda bar, *words, **options: init(
-            bar, *words, **options | {"disable": True}
-        )
-    return ranks
+    return Ranks(dist.get_rank(), dist.get_world_size(), place)
 
 
 def leave() -> None:

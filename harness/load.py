@@ -8,6 +8,8 @@ that folders and files are there, that every rank has work, that the model is on
 trained and sampled as asked, that it fits, and that prompts and responses fit its context.
 """
 
+import hashlib
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,9 +40,7 @@ _MAKE_TASK: dict[str, Callable[..., tuple[Task, list[str]]]] = {
     "math": partial(problems.task, "math"),
     "code": partial(problems.task, "code"),
 }
-
-
-SavedModel = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+LESSONS = "lessons.json"  # beside a taught model: the digest of what it was taught
 
 
 def load_run(config: TrainConfig, ranks: Ranks) -> Run:
@@ -309,22 +309,64 @@ def needs_lessons(run: Run) -> bool:
 
 
 def teach_policy(run: Run) -> PreTrainedModel:
-    """The policy after its lessons, in float32: `start/` in the run's folder."""
+    """The policy after its lessons, in float32: `start/` in the run's folder.
+
+    Lessons are taught once: a run takes the taught model of an earlier run in `--out` whose lessons
+    were the same.
+    """
     context = run.context
+    start = run.folder / "start"
+    if run.ranks.main and not start.exists():
+        digest = digest_of_lessons(run)
+        earlier = find_taught(Path(run.config.out), digest)
+        with files.whole_folder(start) as draft:
+            if earlier:
+                print(f"warm-up: as in {earlier}, whose lessons were the same")
+                shutil.copytree(earlier, draft, dirs_exist_ok=True)
+            else:
+                lora.save_merged(give_warm_up(run), context.tokenizer, draft)
+                files.write_json(draft / LESSONS, {"digest": digest})
+    fsdp.gather(None, run.ranks)  # until it is there
+    return models.load_model(str(start), run.ranks.device, context.tokenizer).eval()
 
-    def teach() -> SavedModel:
-        assert context.task.lessons  # `needs_lessons`
-        model = context.policy.model.float()
-        steps = run.config.problems.warmup_steps
-        began = time.perf_counter()
-        loss = context.task.lessons(model, forbidden=heldout_prompts(context.task), steps=steps)
-        seconds = time.perf_counter() - began
-        print(f"warm-up: {steps} steps, loss {loss:.3f}, {seconds:.0f} s")
-        return model, context.tokenizer
 
-    save_once(run.folder / "start", run.ranks, teach)
-    start = str(run.folder / "start")
-    return models.load_model(start, run.ranks.device, context.tokenizer).eval()
+def give_warm_up(run: Run) -> PreTrainedModel:
+    """Teach the policy, in float32, and print how long it took."""
+    context = run.context
+    assert context.task.lessons  # `needs_lessons`
+    model = context.policy.model.float()
+    steps = run.config.problems.warmup_steps
+    began = time.perf_counter()
+    loss = context.task.lessons(model, forbidden=heldout_prompts(context.task), steps=steps)
+    seconds = time.perf_counter() - began
+    print(f"warm-up: {steps} steps, loss {loss:.3f}, {seconds:.0f} s")
+    return model
+
+
+def digest_of_lessons(run: Run) -> str:
+    """A digest of all that the taught model depends on, to the bit.
+
+    That is the model before its lessons, the problems that they may not show, their seed and
+    number, the code that makes and gives them, and how this machine computes.
+    """
+    config = run.config
+    weights = 0
+    for number, parameter in enumerate(run.context.policy.model.parameters()):
+        weights += int(fsdp.checksum(parameter, number))
+    facts = [config.task, config.seed, config.problems.warmup_steps, config.digest, weights]
+    facts += [config.machine.device, torch.get_num_threads(), torch.__version__]
+    digest = hashlib.sha256(repr(facts).encode())
+    for path in sorted(Path(lessons.__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def find_taught(out: Path, digest: str) -> Path | None:
+    """The folder of a model in `out` that was taught these lessons."""
+    for path in sorted(out.glob(f"*/start/{LESSONS}")):
+        if files.read_settings(path).get("digest") == digest:
+            return path.parent
+    return None
 
 
 def own_prm(run: Run) -> RewardModel:
@@ -335,21 +377,17 @@ def own_prm(run: Run) -> RewardModel:
     config = run.config
     context = run.context
     folder = run.folder / "prm"
-    lines = config.problems.toy_lines
-    excluded = heldout_prompts(context.task)
-    teach = partial(teacher.make_prm, context.policy.model, lines, excluded, seed=config.seed)
-    if not config.checkpoints.resume:
-        save_once(folder, run.ranks, teach)
-    return models.load_reward_model(str(folder), run.ranks.device, torch.float32)
-
-
-def save_once(folder: Path, ranks: Ranks, teach: Callable[[], SavedModel]) -> None:
-    """A taught model in a folder of its own, written by one rank unless it is there."""
-    if ranks.main and not folder.exists():
-        model, tokenizer = teach()
+    if run.ranks.main and not config.checkpoints.resume and not folder.exists():
+        model, tokenizer = teacher.make_prm(
+            context.policy.model,
+            config.problems.toy_lines,
+            heldout_prompts(context.task),
+            seed=config.seed,
+        )
         with files.whole_folder(folder) as draft:
             lora.save_merged(model, tokenizer, draft)
-    fsdp.gather(None, ranks)  # until it is there
+    fsdp.gather(None, run.ranks)  # until it is there
+    return models.load_reward_model(str(folder), run.ranks.device, torch.float32)
 
 
 def heldout_prompts(task: Task) -> set[str]:

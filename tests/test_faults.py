@@ -409,11 +409,12 @@ def test_a_broken_pipe_of_another_kind_is_not_hidden():
 
 
 def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch, capsys):
-    """Interrupted before the first step, the message says how to begin from it."""
+    """Interrupted before the first step, the run keeps its taught model, which the next run takes."""
     monkeypatch.setattr(train, "evaluate", interrupt)
-    argv = words_of(SIZES, "--warmup-steps 2 --name run --out", tmp_path)
+    argv = words_of(SIZES, "--warmup-steps 2 --out", tmp_path)
     assert train.main(argv) == 130
-    words = capsys.readouterr().err.partition("add: ")[2].partition("\n")[0]
+    assert "the taught model is kept" in capsys.readouterr().err
     monkeypatch.undo()
-    run_well(train, argv, shlex.split(words), "--steps 1")
-    assert (tmp_path / "embedded-shear-1" / "model").exists()
+    run_well(train, argv, "--steps 1")
+    assert f"warm-up: as in {tmp_path}/embedded-shear-1/start" in capsys.readouterr().out
+    assert (tmp_path / "embedded-shear-2" / "model").exists()
