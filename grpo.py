@@ -25,11 +25,9 @@ What makes it right, and is easy to get wrong:
 Left out: KL penalty and entropy bonus (0 in the paper's recipe), PPO's value function.
 """
 
-import contextlib
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -38,7 +36,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the paper's; DAPO's "clip higher"
 AT_ONCE = 512  # rollouts generated at a time, if nothing else is asked for
@@ -72,12 +69,6 @@ class Rollouts:
             self.truncated[rows],
             [self.texts[row] for row in rows.tolist()],
         )
-
-    def with_rows(self, rows: list[int], others: "Rollouts") -> "Rollouts":
-        """The rollouts, some `rows` replaced by `others`."""
-        order = torch.arange(len(self.texts))
-        order[rows] = len(self.texts) + torch.arange(len(rows))
-        return Rollouts.cat([self, others]).take(order)
 
     @property
     def lengths(self) -> list[int]:
@@ -161,35 +152,6 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: Tensor | list[int]) -> str:
     return text
 
 
-def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Every token id that ends a response.
-
-    The model's folder, its tokenizer and its chat template name them. A base model may name none
-    but <|endoftext|> and yet be prompted with turns, which end with <|im_end|>: without that stop
-    it would continue and answer a question of its own.
-    """
-    ids = {tokenizer.eos_token_id, tokenizer.added_tokens_encoder.get("<|im_end|>")}
-    for config in (model.generation_config, model.config):
-        named = getattr(config, "eos_token_id", None)
-        ids.update(named if isinstance(named, list) else [named])
-    if tokenizer.chat_template:
-        said = "words of the assistant"
-        turns = [
-            {"role": "user", "content": "words of the user"},
-            {"role": "assistant", "content": said},
-        ]
-        with contextlib.suppress(Exception):  # a template may refuse any conversation
-            text = tokenizer.apply_chat_template(turns, tokenize=False)
-            assert isinstance(text, str)  # a list only for several conversations
-            _, found, after = text.rpartition(said)
-            if found:
-                # the token that the template puts after the assistant's words
-                follows = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"][:1]
-                added = tokenizer.added_tokens_decoder
-                ids.update(id for id in follows if id in added and added[id].special)
-    return sorted(ids - {None})
-
-
 def hf_generate(
     model: PreTrainedModel,
     prompt_ids: Tensor,
@@ -255,16 +217,19 @@ def rollout(
     *,
     max_tokens: int,
     temperature: float,
+    stops: Sequence[int] | None = None,
     batch_size: int = AT_ONCE,
     generate: Callable[..., Tensor] = hf_generate,
 ) -> Rollouts:
     """Sample `group_size` responses to each prompt, a text or its token ids.
 
-    Temperature 0 is greedy decoding. `batch_size` rollouts are generated at a time, those with
-    prompts of like length together. `generate` has the signature of `hf_generate`. Texts hold every
-    sampled token but the stop token, special ones spelt out: what is graded is what was sampled.
+    Temperature 0 is greedy decoding. `stops` are the ids that end a response, by default the
+    tokenizer's end of text; `harness.models.stop_ids` finds those of chat models, too. `batch_size`
+    rollouts are generated at a time, those with prompts of like length together. `generate` has the
+    signature of `hf_generate`. Texts hold every sampled token but the stop token, special ones
+    spelt out: what is graded is what was sampled.
     """
-    stops = stop_ids(model, tokenizer)
+    stops = [tokenizer.eos_token_id] if stops is None else list(stops)
     pad = pad_id(tokenizer, model)
     encoded = []
     for ids in token_ids(tokenizer, prompts):
@@ -347,19 +312,13 @@ class Policy(torch.nn.Module):
 
     A module and not a function because sharding gathers the outermost weights around its root's
     forward (`harness/fsdp.py`): base model and head both have to run inside one such forward.
-    With `recompute` a layer keeps nothing but its input for the backward pass and runs again there.
-    `fast.packing` has a layout without padding.
+    `fast.packing` has a layout without padding, and layers that run again in the backward pass.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, recompute: bool = False, layout: Layout = PADDED
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, layout: Layout = PADDED) -> None:
         super().__init__()
         self.model = model
         self.layout = layout
-        if recompute:
-            for layer in layers_of(model):
-                layer.forward = _recomputed(layer.forward)
 
     def forward(self, rollouts: Rollouts, temperature: float, *, details: bool = False) -> Scores:
         """Log-probabilities of the sampled tokens, with gradient, 0 outside of the mask.
@@ -398,27 +357,6 @@ class Policy(torch.nn.Module):
             zeros.masked_scatter(rollouts.mask, torch.cat(entropies)),
             states[is_response] if details else None,
         )
-
-
-def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The decoder layers."""
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
-def _recomputed(forward: Callable[..., object]) -> Callable[..., object]:
-    """A layer's forward that keeps only its input.
-
-    transformers' own switch needs train(), which turns dropout on.
-    """
-
-    def run(*args: object, **kwargs: object) -> object:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return checkpoint(
-            partial(forward, **kwargs), *args, use_reentrant=False, preserve_rng_state=False
-        )
-
-    return run
 
 
 def _log_probs_of(

@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from harness import checkpoint, fsdp
 from harness.config import Machine, TrainConfig, check, rank_of_torchrun, with_values
+from harness.models import out_of_memory
 from harness.run import Run
 from tasks import toy
 from tasks.errors import BadInput, printable
@@ -37,13 +38,6 @@ from tasks.settings import TASKS
 AnyMachine = TypeVar("AnyMachine", bound=Machine)
 # Messages of Linux, which safetensors repeats: a full disk, a quota, `ulimit -f`.
 DISK_FULL = ("No space left on device", "Disk quota exceeded", "File too large")
-# Messages of torch on a CPU, of C++, of the kernel, and of Python when it starts a thread.
-NO_MEMORY = (
-    "DefaultCPUAllocator: can't allocate",
-    "bad_alloc",
-    "Cannot allocate memory",
-    "can't start new thread",
-)
 # Errors of a path that the user gave: a file in a folder's place, a name that is too long.
 BAD_PATH = errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG
 STREAMS = 1, 2  # file descriptors of standard output and standard error
@@ -174,12 +168,6 @@ def reader_left() -> bool:
     for number in gone:
         os.dup2(os.open(os.devnull, os.O_WRONLY), number)
     return bool(gone)
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means too little memory, on a GPU or the machine."""
-    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return is_known or any(mark in str(error) for mark in NO_MEMORY)
 
 
 def known_trouble(error: Exception) -> str | None:

@@ -51,6 +51,7 @@ from fast.generate import fast_generate
 from grpo import rollout
 from harness import files, fsdp, memory
 from harness.config import Machine, Protocol, TrainConfig
+from harness.models import stop_ids
 from harness.run import Ranks, Run
 from rewards import Verdict, grade_all, style_of
 from tasks import toy
@@ -278,6 +279,7 @@ def grade_block(
                 samples,
                 max_tokens=limit,
                 temperature=protocol.temperature,
+                stops=stop_ids(sampler.model, sampler.tokenizer),
                 batch_size=sampler.generate_batch,
                 generate=fast_generate,
             )

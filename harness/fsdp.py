@@ -46,8 +46,8 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from credit import lora
-from fast.packing import packing_of
-from grpo import Policy, layers_of
+from fast.packing import layers_of, packing_of, recompute_layers
+from grpo import Policy
 from harness.config import Machine, rank_of_torchrun
 from harness.run import Ranks, Run
 from tasks.errors import BadInput
@@ -221,7 +221,6 @@ def shard(run: Run) -> None:
     """
     config = run.config
     ranks = run.ranks
-    recompute = config.machine.recompute
     dtype = getattr(torch, config.machine.dtype)
     model = run.context.policy.model
     if config.credit.lora_rank:
@@ -230,13 +229,16 @@ def shard(run: Run) -> None:
     torch.nn.Module.to(model, ranks.device)
     layout = packing_of(model)
     if ranks.world == 1 and dtype == torch.float32:
-        run.trained = Policy(model.float(), recompute, layout)
+        run.trained = Policy(model.float(), layout)
         run.context.policy = run.trained
     else:
-        run.context.policy = Policy(rounded_copy(model, dtype), recompute, layout)
+        run.context.policy = Policy(rounded_copy(model, dtype), layout)
         # After the copy, which would otherwise take over the wrapped layers of `model`.
-        run.trained = Policy(model, recompute, layout)
+        run.trained = Policy(model, layout)
         split_weights(run.trained, ranks, dtype, config.machine.shard_over or ranks.world)
+    if config.machine.recompute:
+        for policy in {run.trained, run.context.policy}:
+            recompute_layers(policy)
     # Adam's step is lr whatever the gradient's size, so token weights that shrink all advantages
     # alike change little.
     run.optimizer = torch.optim.AdamW(

@@ -22,7 +22,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from credit import lora, teacher
 from credit.reward_model import RewardModel
 from credit.table import NEEDS
-from grpo import Policy, layers_of
+from fast.packing import layers_of
+from grpo import Policy
 from harness import evaluation, files, fsdp, memory, models
 from harness.config import TrainConfig, flag, flat, with_values
 from harness.evaluation import context_of

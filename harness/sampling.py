@@ -14,6 +14,7 @@ from grpo import Rollouts, group_advantages, rollout
 from harness import fsdp
 from harness.command import RunFailed
 from harness.log import Clock
+from harness.models import stop_ids
 from harness.run import Run
 from rewards import NoVerdict, Verdict, rewards_of
 
@@ -30,6 +31,7 @@ def sample_and_grade(
         count,
         max_tokens=run.config.sampling.max_tokens,
         temperature=temperature,
+        stops=stop_ids(context.policy.model, context.tokenizer),
         batch_size=run.config.machine.generate_batch,
         generate=fast_generate,
     )
@@ -79,7 +81,9 @@ def resample_equal(
         rows = places.flatten().tolist()
         for row, verdict in zip(rows, new_verdicts, strict=True):
             verdicts[row] = verdict
-        rollouts = rollouts.with_rows(rows, new_rollouts)
+        order = torch.arange(len(verdicts))
+        order[rows] = len(verdicts) + torch.arange(len(rows))
+        rollouts = Rollouts.cat([rollouts, new_rollouts]).take(order)
         replaced += len(equal)
     return problems, rollouts, verdicts, replaced
 

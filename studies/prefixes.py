@@ -38,16 +38,9 @@ from credit.salience import answer_places
 from credit.settings import Shear
 from fast.generate import fast_generate
 from fast.packing import packing_of
-from grpo import (
-    Policy,
-    Rollouts,
-    cat_padded,
-    decode,
-    pad_left,
-    rollout,
-    stop_ids,
-)
+from grpo import Policy, Rollouts, cat_padded, decode, pad_left, rollout
 from harness import files
+from harness.models import stop_ids
 from harness.run import Run, seed_of
 from rewards import Verdict
 from shear import span_bounds
@@ -128,6 +121,7 @@ def sample(run: Run, prompts: Sequence, count: int, used: int = 0) -> Rollouts:
         count,
         max_tokens=run.config.sampling.max_tokens - used,
         temperature=run.config.sampling.temperature,
+        stops=stop_ids(run.context.policy.model, run.context.tokenizer),
         batch_size=run.config.machine.generate_batch,
         generate=fast_generate,
     )

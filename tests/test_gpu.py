@@ -20,12 +20,18 @@ from torch.testing import assert_close
 
 import train
 from credit.table import METHODS, methods_needing
-from fast.packing import packing_of
+from fast.packing import packing_of, recompute_layers
 from fast.race import race
-from grpo import Policy, Rollouts, policy_loss, score
+from grpo import PADDED, Layout, Policy, Rollouts, policy_loss, score
 from harness import checkpoint, files
 from harness.fsdp import full
 from shear import Spans, shear_weights
+
+
+def recomputing(model: torch.nn.Module, layout: Layout = PADDED) -> Policy:
+    """A policy whose layers run again in the backward pass."""
+    recompute_layers(model)
+    return Policy(model, layout)
 
 
 def moved(rollouts: Rollouts, device: torch.device) -> Rollouts:
@@ -92,7 +98,7 @@ def test_scores_and_gradients_are_those_of_a_cpu(tiny):
         model = copy.deepcopy(tiny[0]).to(device)
         part = moved(rollouts, device)
         scored = score(Policy(model), part, temperature=0.8, micro_tokens=150)
-        logp = Policy(model, recompute=True)(part, 0.8).log_probs
+        logp = recomputing(model)(part, 0.8).log_probs
         old = scored.log_probs + 0.1
         ones = torch.ones(8, device=device)
         loss, _ = policy_loss(logp, old, ones, part.mask, int(part.mask.sum()))
@@ -114,9 +120,9 @@ def test_packed_rollouts_are_padded_ones():
     rollouts = moved(unlike_rollouts(), DEVICE)
     pulls = torch.randn(rollouts.ids.shape, device=DEVICE)
     expected = gradients(Policy(copy.deepcopy(whole)), rollouts, pulls, at_once=1)
-    padded_half = gradients(Policy(copy.deepcopy(half), recompute=True), rollouts, pulls, at_once=8)
-    packed_half = gradients(Policy(half, True, packing_of(half)), rollouts, pulls, at_once=8)
-    packed = gradients(Policy(whole, True, packing_of(whole)), rollouts, pulls, at_once=8)
+    padded_half = gradients(recomputing(copy.deepcopy(half)), rollouts, pulls, at_once=8)
+    packed_half = gradients(recomputing(half, packing_of(half)), rollouts, pulls, at_once=8)
+    packed = gradients(recomputing(whole, packing_of(whole)), rollouts, pulls, at_once=8)
     for exact, *both, values in zip(packed, packed_half, padded_half, expected, strict=True):
         ours, usual = (relative(half, values) for half in both)
         assert relative(exact, values) < 1e-3 and ours < 2 * usual + 1e-3, (ours, usual)

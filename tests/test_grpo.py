@@ -15,18 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import grpo
 from fast import packing
-from grpo import (
-    Policy,
-    Rollouts,
-    cat_padded,
-    decode,
-    group_advantages,
-    policy_loss,
-    rollout,
-    score,
-    stop_ids,
-)
+from grpo import Policy, Rollouts, cat_padded, decode, group_advantages, policy_loss, rollout, score
 from harness.fsdp import deal
+from harness.models import stop_ids
 from harness.run import Ranks
 
 
@@ -69,7 +60,8 @@ def test_texts_keep_the_spaces_that_were_sampled(qwen):
 def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen):
     """Qwen names <|endoftext|> in one file and <|im_end|> in the other; both end a response."""
     assert stop_ids(qwen[0], qwen[1]) == [0, 2]
-    rollouts = rollout(qwen[0], qwen[1], ["x"], 60, max_tokens=40, temperature=1.0, batch_size=60)
+    limits = dict(max_tokens=40, temperature=1.0, stops=stop_ids(*qwen))
+    rollouts = rollout(*qwen, ["x"], 60, **limits)
     ends = {int(ids[mask][-1]) for ids, mask in zip(rollouts.ids, rollouts.mask, strict=True)}
     assert {0, 2} <= ends
 
@@ -184,7 +176,9 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(any_positi
     seen = []
     head = model.get_output_embeddings()
     head.register_forward_hook(lambda head, inputs, logits: seen.append(len(logits)))
-    logp = Policy(model, recompute)(rollouts, 0.7).log_probs
+    if recompute:
+        packing.recompute_layers(model)
+    logp = Policy(model)(rollouts, 0.7).log_probs
     assert_near(logp[rollouts.mask], expected, 2e-5)
     (logp * pulls).sum().backward()
     for name, parameter in model.named_parameters():

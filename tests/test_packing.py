@@ -36,7 +36,9 @@ def test_micro_batches_of_any_size_are_one_rollout_at_a_time(
     if rank:
         add_adapter(plain, rank)
     model = copy.deepcopy(plain)
-    policy = Policy(model, recompute, packing_of(model) if packs else PADDED)
+    policy = Policy(model, packing_of(model) if packs else PADDED)
+    if recompute:
+        packing.recompute_layers(model)
     assert policy.layout == ((packing.pack_rollouts, packing.pack) if packs else PADDED)
     pulls = torch.randn(ragged.ids.shape)
     expected, gradient = gradients(Policy(plain), ragged, pulls, at_once=1)

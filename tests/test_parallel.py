@@ -25,8 +25,9 @@ import harness.folder
 import harness.sampling
 import train
 from credit import lora
-from grpo import Policy, Rollouts, layers_of, rollout
-from harness import checkpoint, files, fsdp, load
+from fast.packing import layers_of
+from grpo import Policy, Rollouts, rollout
+from harness import checkpoint, command, files, fsdp, load
 from harness.folder import open_folder
 from harness.fsdp import checksum, full, share
 from harness.run import Ranks
@@ -152,9 +153,7 @@ def on_two_ranks(folder: Path, rollouts: Rollouts, taught: str) -> None:
 def test_other_ranks_draw_no_bars(monkeypatch):
     """No bar is drawn, whatever its options."""
     monkeypatch.setattr(tqdm, "__init__", tqdm.__init__)
-    for name, value in (("is_initialized", True), ("get_rank", 1), ("get_world_size", 2)):
-        monkeypatch.setattr(fsdp.dist, name, lambda value=value: value)
-    assert fsdp.join("cpu") == Ranks(1, 2, ALONE.device)
+    command.set_up_process(rank=1)
     assert tqdm(file=io.StringIO(), disable=False).disable and tqdm(file=io.StringIO()).disable
 
 

@@ -14,6 +14,7 @@ from credit.tokens import tokens_of
 from docs.records.words_start import load_start
 from fast.generate import fast_generate
 from grpo import rollout
+from harness.models import stop_ids
 
 context = load_start().context
 task = context.task
@@ -29,6 +30,7 @@ for first in range(0, 32, 8):
         8,
         max_tokens=128,
         temperature=1.0,
+        stops=stop_ids(context.policy.model, context.tokenizer),
         generate=fast_generate,
     )
     for row, verdict in enumerate(task.verdicts(problems, rollouts)):

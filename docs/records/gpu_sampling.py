@@ -17,8 +17,9 @@ from transformers import GenerationConfig
 from docs.records import random_model
 from fast.generate import fast_generate
 from fast.packing import packing_of
-from grpo import hf_generate, rollout, stop_ids
+from grpo import hf_generate, rollout
 from harness import fsdp, log
+from harness.models import stop_ids
 
 limit = int(sys.argv[1])
 ranks = fsdp.join("cuda" if torch.cuda.is_available() else "cpu")
@@ -35,7 +36,14 @@ def sample(way: str, max_tokens: int) -> list[int]:
     torch.backends.cuda.enable_cudnn_sdp(way == "cudnn")
     generate = hf_generate if way == "transformers" else fast_generate
     rollouts = rollout(
-        model, tokenizer, prompts, 8, max_tokens=max_tokens, temperature=1.0, generate=generate
+        model,
+        tokenizer,
+        prompts,
+        8,
+        max_tokens=max_tokens,
+        temperature=1.0,
+        stops=stop_ids(model, tokenizer),
+        generate=generate,
     )
     return rollouts.mask.sum(1).tolist()
 

@@ -14,6 +14,7 @@ from docs.records.words_start import load_start
 from fast import packing
 from fast.generate import fast_generate
 from grpo import Policy, rollout, score
+from harness.models import stop_ids
 
 context = load_start().context
 policy = Policy(context.policy.model, layout=packing.packing_of(context.policy.model))
@@ -27,6 +28,7 @@ rollouts = rollout(
     8,
     max_tokens=128,
     temperature=1.0,
+    stops=stop_ids(context.policy.model, context.tokenizer),
     generate=fast_generate,
 )
 for short in (48, 1000, 48, 1000, 48, 1000):
