@@ -166,6 +166,10 @@ class Pairs(NamedTuple):
     x: Tensor  # (P, n, d)
     y: Tensor  # (P, m, d)
 
+    def take(self, rows: slice) -> "Pairs":
+        """Some of the pairs."""
+        return Pairs._make(tensor[rows] for tensor in self)
+
 
 def plain_sinkhorn(pairs: Pairs) -> Tensor:
     """`sinkhorn.py`: a batch, in which each pair stops when it has converged."""
@@ -213,8 +217,7 @@ def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs) -> Tensor:
     at_once = max(1, CHUNK_ENTRIES[pairs.costs.device.type] // pairs.costs[0].numel())
     values = []
     for start in range(0, len(pairs.costs), at_once):
-        batch = slice(start, start + at_once)
-        values.append(solve(Pairs._make(tensor[batch] for tensor in pairs)))
+        values.append(solve(pairs.take(slice(start, start + at_once))))
     return torch.cat(values)
 
 
@@ -294,13 +297,13 @@ def print_table(group: Group, flags: Bench) -> None:
     if not len(pairs.costs):
         no_pair = f"no span of {window} tokens is full on both sides"
         raise BadInput(f"{group.name}: {no_pair}; leave it out")
-    truth = true_values(Pairs._make(tensor[:CHECKED] for tensor in pairs))
+    truth = true_values(pairs.take(slice(CHECKED)))
     total = len(right.spans.tokens) * len(wrong.spans.tokens)
     solvers: dict[str, Callable[[], Tensor]] = {"ours": partial(ours, group)}
     scale = {"ours": 1.0}  # from a peer's pairs to all of them
     errors = {"ours": largest_error(ours(group), true_minima(right, wrong))}
     for name, solve in PEERS.items():
-        own = Pairs._make(tensor[: LOOPED if "a loop" in name else None] for tensor in pairs)
+        own = pairs.take(slice(LOOPED if "a loop" in name else None))
         solvers[name] = partial(in_batches, solve, own)
         scale[name] = total / len(own.costs)
         errors[name] = largest_error(in_batches(solve, own), truth)
