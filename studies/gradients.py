@@ -1,0 +1,315 @@
+"""The gradient test: what a credit rule does to the policy gradient, before training.
+
+    python -m studies.gradients                                       # all rules, the embedded task
+    python -m studies.gradients --model runs/NAME/model --arms grpo shear first
+    python -m studies.gradients --model PATH --data problems.jsonl --arms grpo shear \
+        "punish less: grpo --negative-scale .12"
+    torchrun --nproc_per_node 8 -m studies.gradients --model PATH ... # batches shared out to ranks
+
+An arm is written as in `studies.compare`, and all arms see the same batches. A batch is one
+sampling phase: `--prompts-per-step` problems with `--rollouts-per-prompt` rollouts each. An arm's
+gradient of it is that of the first update, where policy and sampler are one: the mean over the
+tokens of the token advantage times the gradient of log pi. The reference is the mean gradient of
+other batches with leave-one-out advantages, r_i minus the mean of the group's other rewards. It
+estimates the gradient of the expected reward without bias.
+
+The table has for each arm:
+    cos         mean cosine of one batch's gradient with the reference; noise lowers all alike
+    D           cos minus that of `grpo`, paired by batch, with its 90% interval (Student's t)
+    SNR         |mean|^2 over the variance of one batch's gradient, both without bias
+    direction   cosine of the expected gradients of the arm and of `grpo`, from products of
+                different batches, so that noise cancels: 1 means no bias
+    rollouts    how many times GRPO's rollouts the arm needs for GRPO's SNR
+
+Gradients of more than `--numbers` parameters are projected to as many numbers at random: each
+parameter is added, with a random sign, to one of them. Dot products keep their mean, and cosines
+change by about 1 / sqrt(numbers). The rows go to `--rows`, and a picture of D beside them.
+
+Left out: Adam, which scales coordinates; off-policy updates; arms that train an adapter; FSDP: each
+rank holds the whole model.
+"""
+
+import math
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from harness.config import PathFlag, Texts, parse_study
+from tasks.errors import BadInput
+from tasks.settings import Count, number
+
+ARMS_HELP = 'Arms: a method, or "NAME: METHOD FLAGS"; if not given, all that the task allows.'
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Compare credit rules by their policy gradients, before training.
+
+    Flags of train.py can be added. All rules of the embedded task take some minutes.
+    """
+
+    arms: Annotated[Texts, tyro.conf.arg(help=ARMS_HELP)] = ()
+    batches: Annotated[int, number(int, 3, 10**6)] = 20
+    """Batches that every arm's gradient is taken of."""
+    reference: Count = 32
+    """Other batches, for the reference."""
+    numbers: Count = 2**20
+    """Numbers kept of each gradient."""
+    rows: PathFlag = Path("runs/gradients.jsonl")
+    """File that the rows are added to."""
+
+
+if __name__ == "__main__":
+    parse_study(Gradients)  # --help and wrong flags end here: the imports below take seconds
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from credit.batch import Batch, Context
+from credit.methods import assign_credit
+from grpo import cat_padded
+from harness import files, fsdp, log, tables
+from harness.command import resolve, run_command
+from harness.config import TrainConfig, parse_train
+from harness.load import give_lessons, load_run, own_prm
+from harness.run import Run, seed_of
+from harness.sampling import sample_and_grade
+from studies.advantages import half_width
+from studies.compare import allowed_arms, name_of, settings_of, words_of
+from studies.prefixes import context_at_start
+
+
+@run_command(memory="lower --micro-tokens, --numbers or --batches")
+def main(argv: list[str] | None = None) -> None:
+    """Take the gradients, write a row per arm and print the table."""
+    flags, others = parse_study(Gradients, argv)
+    config = resolve(parse_train(others))
+    arms = {}
+    for arm in allowed_arms(flags.arms, others):
+        settings = settings_of(arm, others)
+        if differs_in_credit_alone(settings, config):
+            arms[arm] = settings
+        elif flags.arms:
+            raise BadInput(f"--arms {arm}: may have flags of credit alone; leave out the others")
+    ranks = fsdp.join(config.machine.device, config.machine.threads)
+    run = load_run(config, ranks)
+    if ranks.main:
+        print("\n".join(map(log.wrap, run.notes)), flush=True)
+    run.folder = flags.rows.with_suffix("")
+    give_lessons(run)
+    if not run.context.prm and any("prm" in arms[arm].credit.entry.needs for arm in arms):
+        run.context.prm = own_prm(run)
+    run.context = context_at_start(run)
+    reference, gradients = take_gradients(run, arms, flags)
+    if ranks.main:
+        rows = rows_of(config, reference, gradients)
+        files.append_rows(flags.rows, rows)
+        draw(rows, flags.rows.with_suffix(".svg"))
+        print("\n".join(tables.markdown(table_of(rows))))
+
+
+def differs_in_credit_alone(settings: TrainConfig, config: TrainConfig) -> bool:
+    """Whether an arm's settings are the run's but for those of credit and of SHEAR."""
+    needs_adapter = "adapter" in settings.credit.entry.needs
+    same = replace(settings, credit=config.credit, shear=config.shear, given=config.given)
+    return same == config and not settings.credit.lora_rank and not needs_adapter
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+def take_gradients(
+    run: Run, arms: dict[str, TrainConfig], flags: Gradients
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The reference's gradients (R, K), and each arm's (N, K), K numbers of each batch's."""
+    total = flags.reference + flags.batches
+    own = fsdp.share(list(range(total)), run.ranks)
+    taken = []
+    for index in tqdm(own, "batches", leave=False, disable=None):
+        batch = sample_batch(run, index)
+        if index < flags.reference:
+            credit = {"reference": leave_one_out(batch)}
+        else:
+            credit = credit_by_arm(run.context, batch, arms)
+        taken.append(gradients_of(run, batch, credit, flags.numbers))
+    taken = fsdp.gather_items(taken, run.ranks)
+    reference = torch.stack([one["reference"] for one in taken[: flags.reference]])
+    gradients = {}
+    for arm in arms:
+        gradients[arm] = torch.stack([one[arm] for one in taken[flags.reference :]])
+    return reference, gradients
+
+
+def sample_batch(run: Run, index: int) -> Batch:
+    """The batch of a sampling phase, which depends on the seed and `index` alone."""
+    sampling = run.config.sampling
+    torch.manual_seed(seed_of(run.config.seed, index))
+    problems = run.context.task.draw(index, sampling.prompts_per_step, run.config.seed)
+    clock = log.Clock(run.ranks.device)
+    rollouts, verdicts = sample_and_grade(
+        run, problems, sampling.rollouts_per_prompt, sampling.temperature, clock
+    )
+    return Batch.of(rollouts, verdicts, problems)
+
+
+def leave_one_out(batch: Batch) -> Tensor:
+    """Token advantages (B, T) of r_i minus the mean of the group's other rewards."""
+    rewards = batch.rewards.nan_to_num(0.0).view(-1, batch.group_size)  # (groups, G)
+    others = (rewards.sum(1, keepdim=True) - rewards) / (batch.group_size - 1)
+    return (rewards - others).view(-1, 1) * batch.mask
+
+
+def credit_by_arm(
+    context: Context, batch: Batch, arms: dict[str, TrainConfig]
+) -> dict[str, Tensor]:
+    """Each arm's token advantages (B, T)."""
+    parts: dict[str, list[Tensor]] = {arm: [] for arm in arms}
+    for block in batch.blocks():
+        block.log_probs, block.entropies, block.hidden = context.score(block.rollouts)
+        for arm, settings in arms.items():
+            own = replace(context, shear=settings.shear)
+            parts[arm].append(assign_credit(block, own, settings.credit))
+    return {arm: cat_padded(blocks) for arm, blocks in parts.items()}
+
+
+def gradients_of(
+    run: Run, batch: Batch, credit: dict[str, Tensor], count: int
+) -> dict[str, Tensor]:
+    """For each arm's token advantages, `count` numbers of the gradient of the batch's objective."""
+    policy = run.context.policy
+    weights = [parameter for parameter in policy.parameters() if parameter.requires_grad]
+    lengths = batch.rollouts.lengths
+    tokens = max(1, int(batch.mask.sum()))
+    sums: dict[str, Tensor] = {}
+    learning = batch.advantages.nonzero().flatten().tolist()
+    for rows in policy.layout.pack(learning, lengths, run.config.optimisation.micro_tokens):
+        micro_batch = batch.rollouts.take(rows)
+        width = micro_batch.ids.shape[1]
+        log_probs = policy(micro_batch, run.context.temperature).log_probs  # (b, t)
+        for arm, token_advantages in credit.items():
+            objective = (token_advantages[rows, :width] * log_probs).sum() / tokens
+            gradient = torch.autograd.grad(objective, weights, retain_graph=True)
+            sums[arm] = sums.get(arm, 0) + project(gradient, count)
+    if not sums:
+        raise BadInput("no group of a batch has right and wrong rollouts; raise --prompts-per-step")
+    return sums
+
+
+def project(gradient: Sequence[Tensor], count: int) -> Tensor:
+    """A gradient (P,) itself, or its random projection to (count,) where P is larger.
+
+    Every entry is added with a random sign to a random one of the `count` numbers (a count sketch).
+    The same entries always go to the same numbers.
+    """
+    if sum(part.numel() for part in gradient) <= count:
+        return torch.cat([part.flatten().float() for part in gradient])
+    numbers = torch.zeros(count, device=gradient[0].device)
+    for place, part in enumerate(gradient):
+        generator = torch.Generator(part.device).manual_seed(place)
+        target = torch.randint(count, (part.numel(),), generator=generator, device=part.device)
+        sign = torch.randint(2, (part.numel(),), generator=generator, device=part.device) * 2 - 1
+        numbers.index_add_(0, target, sign * part.flatten().float())
+    return numbers
+
+
+# ---- what is said of them ------------------------------------------------------------------------
+
+
+def rows_of(config: TrainConfig, reference: Tensor, gradients: dict[str, Tensor]) -> list[dict]:
+    """A row per arm, with its numbers; the first arm is `grpo`."""
+    usual = next(iter(gradients.values()))
+    rows = []
+    for arm, batches in gradients.items():
+        row = {
+            "task": config.task,
+            "model": config.model,
+            "seed": config.seed,
+            "arm": name_of(arm),
+            "flags": shlex.join(words_of(arm)),
+            "cos": [round(value, 5) for value in cosines(batches, reference.mean(0)).tolist()],
+            "snr": round(signal_to_noise(batches), 5),
+            "direction": round(cosine_of_means(batches, usual), 4),
+        }
+        rows.append(row)
+    return rows
+
+
+def cosines(batches: Tensor, reference: Tensor) -> Tensor:
+    """The cosine (N,) of each batch's gradient (N, K) with the reference (K,)."""
+    return torch.nn.functional.cosine_similarity(batches.double(), reference.double()[None])
+
+
+def signal_to_noise(batches: Tensor) -> float:
+    """|mean|^2 over the variance of one batch's gradient (N, K), both without bias."""
+    values = batches.double()
+    variance = values.var(0).sum()
+    signal = values.mean(0).square().sum() - variance / len(values)
+    return (signal / variance).item()
+
+
+def cosine_of_means(ours: Tensor, others: Tensor) -> float:
+    """The cosine of two expected gradients; NaN where noise hides one of them."""
+    squares = product_of_means(ours, ours), product_of_means(others, others)
+    if min(squares) <= 0:
+        return math.nan
+    return product_of_means(ours, others) / math.sqrt(squares[0] * squares[1])
+
+
+def product_of_means(ours: Tensor, others: Tensor) -> float:
+    """The dot product of two expected gradients, from different batches (N, K) alone."""
+    a = ours.double()
+    b = others.double()
+    products = a.sum(0) @ b.sum(0) - (a * b).sum()
+    return products.item() / (len(a) * (len(a) - 1))
+
+
+def difference(row: dict, usual: dict) -> tuple[float, float]:
+    """D of an arm's cosine from that of `grpo`, paired by batch, and half its 90% interval."""
+    differences = pd.Series(row["cos"]) - pd.Series(usual["cos"])
+    return float(differences.mean()), half_width(differences)
+
+
+def table_of(rows: list[dict]) -> list[dict]:
+    """The printed table, the arms with the largest D first."""
+    lines = []
+    for row in sorted(rows, key=lambda row: -np.mean(row["cos"])):
+        mean, half = difference(row, rows[0])
+        signal = row["snr"] > 0 and rows[0]["snr"] > 0
+        lines.append(
+            {
+                "arm": row["arm"],
+                "cos": f"{np.mean(row['cos']):.3f}",
+                "D": f"{mean:+.3f} ± {half:.3f}",
+                "SNR": f"{row['snr']:.3f}",
+                "direction": f"{row['direction']:.3f}",
+                "rollouts": f"{rows[0]['snr'] / row['snr']:.1f}" if signal else "-",
+            }
+        )
+    return lines
+
+
+def draw(rows: list[dict], path: Path) -> None:
+    """Draw D of each arm with its interval, the largest at the top."""
+    from matplotlib.figure import Figure  # imported here, so that only one rank waits for it
+
+    ordered = sorted(rows, key=lambda row: np.mean(row["cos"]))
+    pairs = [difference(row, rows[0]) for row in ordered]
+    figure = Figure(figsize=(6, 1 + 0.22 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    means, halves = np.array(pairs).T
+    axes.errorbar(means, range(len(rows)), xerr=halves, fmt="o", ms=4, color=log.RIGHT)
+    axes.axvline(0, color=log.FAINT, lw=1)
+    axes.set_yticks(range(len(rows)), [row["arm"] for row in ordered], fontsize=8)
+    axes.set_xlabel("cosine with the true gradient, minus that of grpo")
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The gradient test: the gradients are those of training, and their statistics those of theory."""
+
+import copy
+
+import pytest
+import torch
+from builders.commands import words_of
+from builders.runs import ALONE, config_from, sharded
+from scipy import stats
+from torch.nn.functional import cosine_similarity
+
+import train
+from harness.files import read_lines
+from harness.load import load_run
+from studies import gradients
+
+# verdicts alternate
+SIZES = "--smoke --toy-lines 1 --toy-width 16 --prompts-per-step 4 --prompts-per-update 4"
+
+
+@pytest.fixture(scope="module")
+def run():
+    """A run of an untaught model."""
+    return load_run(config_from(words_of(SIZES)), ALONE)
+
+
+@pytest.mark.parametrize("method", ["grpo", "shear", "first"])
+def test_a_gradient_is_that_of_the_first_update(method, run):
+    """It is minus the gradient that `train.update` takes its step by, before clipping."""
+    settings = gradients.settings_of(method, words_of(SIZES))
+    batch = gradients.sample_batch(run, 0)
+    credit = gradients.credit_by_arm(run.context, batch, {method: settings})
+    ours = gradients.gradients_of(run, batch, credit, 10**9)[method]
+    trained = copy.copy(run)
+    trained.context = copy.deepcopy(run.context)
+    trained.config = settings
+    sharded(trained)
+    batch = train.score_and_credit(trained, batch, train.log.Clock(ALONE.device))
+    seen = []
+    trained.optimizer.register_step_pre_hook(
+        lambda *_: seen.extend(weights.grad.flatten() for weights in trained.trained.parameters())
+    )
+    metrics = train.update(trained, batch, 0)
+    theirs = torch.cat(seen)
+    assert metrics["grad_norm"] == pytest.approx(ours.norm().item(), rel=1e-3)
+    assert cosine_similarity(ours, -theirs, dim=0) > 1 - 1e-5
+
+
+def test_a_projection_keeps_dot_products():
+    """Cosines of projected gradients are those of the gradients to about 1 / sqrt(numbers)."""
+    generator = torch.Generator().manual_seed(0)
+    shared = torch.randn(200_000, generator=generator)
+    vectors = [shared + 2 * torch.randn(200_000, generator=generator) for _ in range(6)]
+    split = [[vector[:50_000].view(50, 1000), vector[50_000:]] for vector in vectors]
+    exact = [gradients.project(parts, 200_000) for parts in split]
+    assert all(torch.equal(kept, vector) for kept, vector in zip(exact, vectors, strict=True))
+    small = torch.stack([gradients.project(parts, 4096) for parts in split])
+    for first, second in torch.combinations(torch.arange(6)).tolist():
+        expected = cosine_similarity(vectors[first], vectors[second], dim=0)
+        ours = cosine_similarity(small[first], small[second], dim=0)
+        assert abs(ours - expected) < 5 / 4096**0.5
+
+
+def test_statistics_have_no_bias():
+    """Of noisy vectors with a known mean, SNR and the cosine of means are right on average."""
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.zeros(400)
+    mean[0] = 3.0
+    other = torch.zeros(400)
+    other[:2] = torch.tensor([3.0, 4.0])
+    ratios = []
+    products = []
+    for _ in range(400):
+        noise = torch.randn(2, 8, 400, generator=generator)
+        ratios.append(gradients.signal_to_noise(mean + noise[0]))
+        products.append(gradients.product_of_means(mean + noise[0], other + noise[0]))
+    assert stats.ttest_1samp(ratios, 9 / 400).pvalue > 0.001
+    assert stats.ttest_1samp(products, 9.0).pvalue > 0.001
+    clean = torch.stack([mean, mean, mean]), torch.stack([other, other, other])
+    assert gradients.cosine_of_means(*clean) == pytest.approx(0.6)
+    assert gradients.cosines(clean[1], mean).tolist() == pytest.approx([0.6] * 3)
+
+
+def test_the_command_writes_a_row_per_arm(tmp_path, capsys):
+    """D is paired by batch; an arm with the flags of another model is refused."""
+    rows = tmp_path / "rows.jsonl"
+    words = words_of(SIZES, "--batches 3 --reference 2 --rows", rows)
+    arms = ["--arms", "shear", "less: grpo --negative-scale .5"]
+    gradients.main([*words, *arms])
+    printed = capsys.readouterr().out
+    found = read_lines(rows)
+    assert [row["arm"] for row in found] == ["grpo", "shear", "less"]
+    assert all(len(row["cos"]) == 3 for row in found)
+    assert "| grpo " in printed and "+0.000 ± 0.000" in printed
+    assert rows.with_suffix(".svg").exists()
+    assert gradients.main([*words, "--arms", "lora: grpo --lora-rank 2"]) == 2
+    assert (
+        "--arms lora: grpo --lora-rank 2: may have flags of credit alone" in capsys.readouterr().err
+    )
