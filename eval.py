@@ -260,7 +260,7 @@ def show(folder: Path, config: EvalConfig) -> None:
     settings = files.read_settings(folder / "settings.json")
     data = settings["data"]
     generations = defaultdict(list)  # (model, benchmark) -> rows
-    for row in files.read_lines(folder / "generations.jsonl", apart=files.SAMPLE):
+    for row in files.read_lines(folder / "generations.jsonl"):
         if row["model"] not in settings["models"] or row["benchmark"] not in data:
             raise BadInput(
                 f"--from {folder}: settings.json has no {row['model']} on {row['benchmark']}, "
@@ -314,7 +314,7 @@ def show_runs(folders: Sequence[str], paper: str | None) -> None:
     runs: dict[str, dict[str, dict]] = {}
     checkpoints: list[dict] = []
     for run in folders:
-        steps = files.read_lines(Path(run) / "metrics.jsonl", apart=["step"])
+        steps = files.read_lines(Path(run) / "metrics.jsonl")
         rows = [files.with_nan(row) for row in steps if "bench" in row]
         if not rows:
             raise BadInput(

@@ -243,7 +243,7 @@ def check_problems(path: str, run: dict) -> None:
     """
     if run.get("task") != "embedded" or "digest" not in run:
         return
-    config = files.read_config(run, f"--model {path}: config.json of its run")
+    config = files.read_config(run)
     sizes = config.problems
     train, heldout = toy.make_problems(
         lessons.MADE_PROBLEMS, sizes.heldout, sizes.toy_lines, config.seed
