@@ -4,8 +4,7 @@
     python eval.py --model BASE runs/NAME --bench code                 # two models, side by side
     python eval.py --model runs/NAME/start runs/NAME --bench embedded  # before and after training
     python eval.py --model PATH --bench math500 --data math500=FILE    # a local copy of a set
-    python eval.py --model runs/NAME --select best --bench math        # all kept checkpoints
-    python eval.py --runs runs/A runs/B runs/C                         # what --eval-every measured
+    python eval.py --select runs/A runs/B runs/C                       # their best checkpoints
     python eval.py --from evals/NAME                                   # the saved table again
     python eval.py --replay FILE                                       # responses made elsewhere
 
@@ -66,8 +65,9 @@ def main(argv: list[str] | None = None) -> int | None:
     config = check_eval(parse_eval(argv))
     machine = resolve_machine(config.machine)
     config = dataclasses.replace(config, machine=machine)
-    if config.runs:
-        show_runs(config.runs, config.paper)
+    measured = {} if config.bench else measured_in(config.select)
+    if measured:
+        show_measured(measured, config.paper)
     elif config.replay:
         show(replay(config.replay, config), config)
     elif config.saved:
@@ -80,22 +80,18 @@ def main(argv: list[str] | None = None) -> int | None:
 
 
 def find_models(config: EvalConfig) -> list[str]:
-    """Paths of the models; a run stands for its last model, with `--select` for its checkpoints.
+    """Paths of the models; a run stands for its last model, in `--select` for its checkpoints.
 
-    Raises BadInput if `--select` is given and a model is no run with checkpoints.
+    Raises BadInput if `--select` has no run with checkpoints.
     """
     paths = []
     for name in config.model:
-        run = files.config_of(Path(name))
-        if config.select:
-            folders = files.checkpoints_of(Path(name)) if run else []
-            if not folders:
-                raise BadInput(
-                    f"--model {name}: is no run of train.py with checkpoints; leave --select out"
-                )
-            paths += [str(folder / "model") for folder in folders]
-        else:
-            paths.append(str(Path(name) / "model") if run else name)
+        paths.append(str(Path(name) / "model") if files.config_of(Path(name)) else name)
+    for name in config.select:
+        folders = files.checkpoints_of(Path(name))
+        if not folders:
+            raise BadInput(f"--select {name}: is no run of train.py with checkpoints; leave it out")
+        paths += [str(folder / "model") for folder in folders]
     return paths
 
 
@@ -260,7 +256,7 @@ def show(folder: Path, config: EvalConfig) -> None:
     settings = files.read_settings(folder / "settings.json")
     data = settings["data"]
     generations = defaultdict(list)  # (model, benchmark) -> rows
-    for row in files.read_lines(folder / "generations.jsonl", apart=files.SAMPLE):
+    for row in files.read_lines(folder / "generations.jsonl"):
         if row["model"] not in settings["models"] or row["benchmark"] not in data:
             raise BadInput(
                 f"--from {folder}: settings.json has no {row['model']} on {row['benchmark']}, "
@@ -295,7 +291,8 @@ def show(folder: Path, config: EvalConfig) -> None:
     print(printable(f"{folder}/"))
     tables.print_tables(settings, results, differences, config.paper)
     selection = None
-    if config.select and same_benchmarks(results.values()):
+    are_checkpoints = all("/checkpoints/" in model for model in results)
+    if (config.select or config.saved) and are_checkpoints and same_benchmarks(results.values()):
         runs: dict[str, dict[str, dict]] = defaultdict(dict)  # run -> checkpoint -> results
         for model, by_name in results.items():
             run, _, step = model.partition("/checkpoints/")
@@ -306,28 +303,31 @@ def show(folder: Path, config: EvalConfig) -> None:
     files.write_json(folder / "results.json", settings)
 
 
-def show_runs(folders: Sequence[str], paper: str | None) -> None:
-    """Print the benchmark results of `train.py --eval-every`, step by step, and the best step.
+def measured_in(runs: Sequence[str]) -> dict[str, dict[str, dict]]:
+    """What `train.py --eval-every` measured: run -> step -> benchmark -> result.
 
-    Raises BadInput.
+    Empty unless all runs measured something. Raises BadInput where they measured different
+    benchmarks.
     """
-    runs: dict[str, dict[str, dict]] = {}
-    checkpoints: list[dict] = []
-    for run in folders:
-        steps = files.read_lines(Path(run) / "metrics.jsonl", apart=["step"])
-        rows = [files.with_nan(row) for row in steps if "bench" in row]
-        if not rows:
-            raise BadInput(
-                f"--runs {run}: has no benchmarks in metrics.jsonl; train with --eval-every and "
-                "--bench"
-            )
-        runs[run] = {f"step {row['step']}": row["bench"] for row in rows}
-        checkpoints += runs[run].values()
-    if not same_benchmarks(checkpoints):
+    measured: dict[str, dict[str, dict]] = {}
+    for run in runs:
+        path = Path(run) / "metrics.jsonl"
+        for row in files.read_lines(path) if path.exists() else []:
+            if "bench" in row:
+                measured.setdefault(run, {})[f"step {row['step']}"] = files.with_nan(row["bench"])
+    if measured.keys() != set(runs):
+        return {}
+    checkpoints = [results for by_step in measured.values() for results in by_step.values()]
+    if runs and not same_benchmarks(checkpoints):
         raise BadInput(
-            f"--runs {' '.join(runs)}: were asked different --bench; give those that were asked "
-            "the same"
+            f"--select {' '.join(runs)}: were asked different --bench; give those that were asked "
+            "the same, or --bench"
         )
+    return measured
+
+
+def show_measured(runs: dict[str, dict[str, dict]], paper: str | None) -> None:
+    """Print results step by step, and the last and the best step of each run."""
     for run, by_step in runs.items():
         lines = []
         for step, results in by_step.items():
@@ -336,7 +336,7 @@ def show_runs(folders: Sequence[str], paper: str | None) -> None:
                 line[name] = mean_and_error(result)
             lines.append(line)
         print("\n".join([printable(run), "", *with_legend(lines)]))
-    origin = files.origin_of(str(Path(folders[0]) / "model"))
+    origin = files.origin_of(str(Path(next(iter(runs))) / "model"))
     select_checkpoints(runs, paper or backbone_of(origin))
 
 

@@ -75,7 +75,7 @@ def resume(config: TrainConfig, folder: str) -> TrainConfig:
     """
     path, report = files.find_checkpoint(Path(folder))
     run = path.resolve().parent.parent
-    saved = files.read_config(report["settings"], f"{path}/complete.json")
+    saved = files.read_config(report["settings"])
     saved = replace(saved, out=str(run.parent), name=run.name)
     given = {name: value for name, value in flat(config).items() if name in config.given}
     fixed = {name: value for name, value in given.items() if name not in MAY_CHANGE}
@@ -102,8 +102,6 @@ def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
     with together(run.ranks):
         metrics = rows_until(run.folder / "metrics.jsonl", step)
         samples = rows_until(run.folder / "samples.jsonl", step)
-        if (run.folder / "before.jsonl").exists():  # refused now: the page reads it at the end
-            files.read_lines(run.folder / "before.jsonl")
         first, *history = metrics or [{}]
         if len(history) != step or "before" not in first:
             raise BadInput(

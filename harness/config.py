@@ -485,8 +485,10 @@ class EvalConfig:
     """Instead of --model: print the tables of the generations in this folder."""
     replay: OptionalText = None
     """Instead of --model: grade the responses in this file."""
-    runs: Texts = ()
-    """Instead of --model: print what train.py --eval-every measured in these runs."""
+    select: Texts = ()
+    """Instead of --model: the best and the last checkpoint of each of these runs of train.py, as
+    --eval-every measured them; with --bench, or if it did not, evaluates those that were kept.
+    """
     greedy: bool = False
     """Use temperature 0 and one response per problem."""
     seeds: Seeds = (0,)
@@ -496,8 +498,6 @@ class EvalConfig:
     paper: Annotated[
         str | None, spec("MODEL", one_of(PAPERS_MODELS)), tyro.conf.arg(help=PAPER_HELP)
     ] = None
-    select: Annotated[str | None, spec("best", one_of(("best",)))] = None
-    """Evaluate every checkpoint of the runs and select the best one on the test sets."""
     protocol: Protocol = Protocol()
     embedded: Embedded = Embedded()
     machine: Machine = Machine()
@@ -513,8 +513,8 @@ def check_eval(config: EvalConfig) -> EvalConfig:
 
     Raises BadInput for flags that exclude each other, and for a seed given twice.
     """
-    if sum(map(bool, (config.model, config.saved, config.replay, config.runs))) != 1:
-        raise BadInput("give one of --model, --from, --replay and --runs")
+    if sum(map(bool, (config.model, config.saved, config.replay, config.select))) != 1:
+        raise BadInput("give one of --model, --from, --replay and --select")
     if len(set(config.seeds)) < len(config.seeds):
         seeds = " ".join(map(str, config.seeds))
         raise BadInput(f"--seeds {seeds}: must be different; change them")

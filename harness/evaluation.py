@@ -37,7 +37,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple, NotRequired
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -45,7 +45,6 @@ import torch
 from scipy.special import comb
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from typing_extensions import TypedDict
 
 from fast.generate import fast_generate
 from grpo import rollout
@@ -58,21 +57,19 @@ from tasks import toy
 from tasks.benchmarks import Loaded
 from tasks.errors import BadInput, bad_input_on_error
 from tasks.problems import Task, choose_template, digest_of, grader, read_answer, text_task
-from tasks.rows import from_files
+from tasks.rows import from_files, lacks
 
+# The types of what a row of --replay may have, besides "tests".
+RESPONSE = {
+    "problem": str | int,
+    "response": str,
+    "answer": str | int | float,
+    "model": str,
+    "benchmark": str,
+    "seed": int,
+    "truncated": bool,
+}
 KEY = itemgetter("model", "benchmark", "seed", "block")  # tells a row's block from the others
-
-
-class Response(TypedDict):
-    """A row of --replay; "tests" or "answer" is needed, too."""
-
-    problem: str | int
-    response: str
-    answer: NotRequired[str | int | float]
-    model: NotRequired[str]
-    benchmark: NotRequired[str]
-    seed: NotRequired[int]
-    truncated: NotRequired[bool]
 
 
 class Sampler(NamedTuple):
@@ -316,9 +313,7 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
     for number, row in enumerate(table, 1):
         line = {name: value for name, value in row.items() if value is not None}
         with bad_input_on_error(f"--replay {path}, row {number}", needed):
-            files.object_of(json.dumps(line), [Response])
-            if "tests" in line or "answer" not in line:
-                style_of(line.get("tests"))
+            check_response(line)
         lines.append(defaults | line | {"problem": str(line["problem"])})
     if not lines:
         raise BadInput(f"--replay {path}: has no rows; give another file")
@@ -351,6 +346,17 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
             "window": None,
         }
     return graded.to_dict("records"), data
+
+
+def check_response(line: dict) -> None:
+    """Raise ValueError for a row of --replay that lacks something, or has it of another type."""
+    for name, kind in RESPONSE.items():
+        if name in line and not isinstance(line[name], kind):
+            raise ValueError(f'"{name}" is {json.dumps(line[name])[:60]}')
+    if not {"problem", "response"} <= line.keys():
+        raise lacks(line, '"problem" and "response"')
+    if "tests" in line or "answer" not in line:
+        style_of(line.get("tests"))
 
 
 # ---- estimators ----------------------------------------------------------------------------------

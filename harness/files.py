@@ -9,21 +9,16 @@ origin_of(path)                            what such a model was trained from
 checkpoints_of(run), find_checkpoint(path) a run's complete ones, and the one to resume from
 """
 
-import dataclasses
 import fcntl
 import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
-
-from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
-from typing_extensions import TypedDict  # which pydantic needs before Python 3.12
+from typing import Any
 
 from harness.config import PAPER, TrainConfig, with_values
 from harness.fsdp import together
@@ -34,139 +29,6 @@ from tasks.rows import check_is_file, text_of
 STEP = re.compile(r"step-\d{6,}")  # a folder of ours; a copy beside it has another name
 RESTORE = "restore it, or choose another folder"
 PROGRAM = "shear train"  # the value of "program" in the config.json of a run
-Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class RunSettings(TypedDict):
-    """What is read again of the config.json of a run."""
-
-    toy_lines: NotRequired[Literal[1, 2, 3, 4, 5, 6, 7, 8]]
-    heldout: NotRequired[int]
-    seed: NotRequired[int]
-    task: NotRequired[str]
-    model: NotRequired[str | None]
-    method: NotRequired[str]
-    method_option: NotRequired[list[str]]
-    rescale: NotRequired[str]
-    window: NotRequired[int]
-    eps: NotRequired[FiniteFloat]
-    eps_unit: NotRequired[str]
-
-
-class Checkpoint(TypedDict):
-    """complete.json: steps done, ranks, and the run's settings."""
-
-    step: int
-    ranks: int
-    settings: dict
-
-
-class SetSettings(TypedDict):
-    """A benchmark in settings.json."""
-
-    k: int
-    problems: int
-    limit: NotRequired[int]
-    revision: str | None
-    window: str | None
-
-
-class ModelSettings(TypedDict):
-    """A model in settings.json."""
-
-    origin: str
-    template: str
-
-
-class EvalSettings(TypedDict):
-    """settings.json of an evaluation."""
-
-    protocol: dict
-    data: dict[str, SetSettings]
-    models: dict[str, ModelSettings]
-    generate_batch: NotRequired[dict[str, Annotated[int, Field(ge=1)]]]  # by model
-
-
-class Generation(TypedDict):
-    """A row of generations.jsonl."""
-
-    model: str
-    benchmark: str
-    seed: int
-    block: int
-    problem: str
-    sample: int
-    score: Share | None
-    reason: str
-    limit: NotRequired[int]
-
-
-class Result(TypedDict):
-    """What the row of a step has of a benchmark."""
-
-    mean: Share | None
-    error: FiniteFloat | None
-
-
-class Step(TypedDict):
-    """The row of a step in metrics.jsonl; null is NaN."""
-
-    step: int
-    reward: FiniteFloat | None
-    equal_groups: Share | None
-    grad_norm: FiniteFloat | None
-    weight_mean: NotRequired[FiniteFloat | None]
-    weight_before: NotRequired[FiniteFloat | None]
-    weight_after: NotRequired[FiniteFloat | None]
-    eps_over_nbar: NotRequired[FiniteFloat | None]
-    peak_gb: NotRequired[FiniteFloat | None]
-    bench: NotRequired[dict[str, Result]]
-
-
-class HeldOut(TypedDict):
-    """Mean, standard error and number of verdicts, each."""
-
-    greedy: tuple[FiniteFloat | None, FiniteFloat | None, int]
-    sampled: tuple[FiniteFloat | None, FiniteFloat | None, int]
-    localisation: NotRequired[dict | None]
-
-
-class Before(TypedDict):
-    """The row before training in metrics.jsonl."""
-
-    before: HeldOut
-
-
-class After(TypedDict):
-    """The row after training in metrics.jsonl."""
-
-    after: HeldOut
-
-
-class Rollout(TypedDict):
-    """A row of samples.jsonl, before.jsonl and after.jsonl."""
-
-    problem: str
-    tokens: list[str]
-    weights: dict[str, list[FiniteFloat | None]]
-    step: NotRequired[int]
-    score: NotRequired[FiniteFloat | None]
-    advantage: NotRequired[FiniteFloat | None]
-    first_error: NotRequired[tuple[int, str, int] | None]
-    spans: NotRequired[list[tuple[int, int, FiniteFloat, int, int, int]]]
-
-
-# What is read again, by the names of files: the forms that it may have.
-FORMS: dict[str, list[object]] = {
-    "settings.json": [EvalSettings],
-    "complete.json": [Checkpoint],
-    "generations.jsonl": [Generation],
-    "metrics.jsonl": [Step, Before, After],
-    "samples.jsonl": [Rollout],
-    "before.jsonl": [Rollout],
-    "after.jsonl": [Rollout],
-}
-SAMPLE = "model", "benchmark", "seed", "problem", "sample"  # what tells generations apart
 
 
 @contextmanager
@@ -263,79 +125,43 @@ def with_nan(value: Any) -> Any:
     return math.nan if value is None else value
 
 
-def read_lines(path: Path, forms: Sequence[object] = (), apart: Sequence[str] = ()) -> list[dict]:
+def read_lines(path: Path) -> list[dict]:
     """The objects of a JSON-lines file, without a last line that is cut off.
 
-    Every object has one of the `forms`, if not given those of the file's name, and no two have the
-    same values of `apart` (those that have none of them are not compared). Raises BadInput, naming
-    the line.
+    Raises BadInput, naming the line.
     """
     found = []
-    line_of: dict[tuple, int] = {}
     with bad_input_on_error(str(path), RESTORE):
         lines = text_of(path).split("\n")
     for number, line in enumerate(lines[:-1], 1):
         with bad_input_on_error(f"{path}, line {number}", "restore or remove the file"):
-            row = object_of(line, forms or FORMS.get(path.name, ()))
-            key = tuple(row.get(name) for name in apart)
-            if any(key) and line_of.setdefault(key, number) != number:
-                raise ValueError(f"it repeats line {line_of[key]}")
-        found.append(row)
+            found.append(_object_of(line))
     return found
 
 
-def read_settings(path: Path, forms: Sequence[object] = ()) -> dict:
-    """The object in a JSON file.
-
-    It has one of the `forms`, if not given those of the file's name. Raises BadInput.
-    """
+def read_settings(path: Path) -> dict:
+    """The object in a JSON file; raises BadInput."""
     with bad_input_on_error(str(path), RESTORE):
-        return object_of(text_of(path), forms or FORMS.get(path.name, ()))
+        return _object_of(text_of(path))
 
 
-def object_of(text: str, forms: Sequence[object]) -> dict:
-    """The object in a JSON text.
-
-    Raises ValueError unless it has one of the `forms`; the message is about the one that fits best.
-    """
+def _object_of(text: str) -> dict:
+    """The object in a JSON text; raises ValueError."""
     value = json.loads(text)
     if not isinstance(value, dict):
         raise ValueError("not an object")
-    wrong = min((misfits(text, form) for form in forms), key=len, default=set())
-    if wrong:
-        name = min(wrong)
-        raise ValueError(f'"{name}" is {json.dumps(value.get(name))[:60]}')
     return value
 
 
-def misfits(text: str, form: object) -> set:
-    """The names that keep the object in a JSON text from having a form, a TypedDict.
-
-    The object may have other names, too.
-    """
-    try:
-        validator_of(form).validate_json(text, strict=True)
-    except ValidationError as error:
-        return {problem["loc"][0] for problem in error.errors()}
-    return set()
-
-
-validator_of = cache(TypeAdapter)
-
-
 def config_of(folder: Path) -> dict | None:
-    """The configuration of a run of train.py; None for any other folder.
-
-    Raises BadInput for a run's configuration that is damaged.
-    """
-    path = folder / "config.json"
+    """The settings in the config.json of a run of train.py; None for any other folder."""
     try:
-        settings = read_settings(path)
+        settings = read_settings(folder / "config.json")
     except BadInput:  # no folder, or one whose loading will say what is wrong with it
         return None
     # earlier runs have no "program"
     is_run = settings.get("program") == PROGRAM or "toy_lines" in settings
-    return read_settings(path, [RunSettings]) if is_run else None
+    return settings if is_run else None
 
 
 def run_of(path: str) -> dict:
@@ -388,15 +214,9 @@ def find_checkpoint(path: Path) -> tuple[Path, dict]:
     return path, read_settings(path / "complete.json")
 
 
-def read_config(settings: Mapping[str, object], place: str) -> TrainConfig:
-    """The configuration of a run from its settings in JSON; a setting that is missing is usual.
-
-    Raises BadInput, naming `place`, for a value of another type.
-    """
-    config = with_values(PAPER, settings)
-    try:
-        return TypeAdapter(TrainConfig).validate_python(dataclasses.asdict(config))
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        reason = f"{wrong['loc'][-1]} is {wrong['input']}"
-        raise BadInput(f"{place}: {reason}; restore it, or give another checkpoint") from error
+def read_config(settings: Mapping[str, object]) -> TrainConfig:
+    """The configuration of a run from its settings in JSON; a setting that is missing is usual."""
+    values = {}
+    for name, value in settings.items():
+        values[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+    return with_values(PAPER, values)

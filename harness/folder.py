@@ -89,7 +89,7 @@ def resume_command(config: TrainConfig, folder: Path, last: Path) -> str:
     It has the flags that were given anew since that checkpoint was saved.
     """
     checkpoint = files.read_settings(last / "complete.json")
-    saved = flat(files.read_config(checkpoint["settings"], str(last)))
+    saved = flat(files.read_config(checkpoint["settings"]))
     words = ["python", "train.py", "--resume", str(folder)]
     for name, value in sorted(flat(config).items()):
         if name in MAY_CHANGE and name != "resume" and value != saved[name]:

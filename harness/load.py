@@ -78,7 +78,7 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
             batch = choose_batch_of_run(config, ranks, task, model, tokenizer, prm)
             config = with_values(config, {"generate_batch": batch})
         if ranks.device.type == "cuda" or not makes_model(config):
-            notes += memory.plan(model.config, config, ranks)
+            notes += memory.plan(model, config, ranks)
         if config.model:
             if ranks.main:
                 print(f"loading {config.model}", flush=True)
@@ -128,7 +128,7 @@ def choose_batch_of_run(
     prm: RewardModel | None,
 ) -> int:
     """The default of --generate-batch, which config.json keeps: the samples depend on it."""
-    resident = memory.predict(model.config, config, ranks.world)["resident"]
+    resident = memory.predict(model, config, ranks.world)["resident"]
     room = memory.room_gb(ranks.device) - resident - (memory.gb_of(prm[0]) if prm else 0)
     prompt = memory.longest_prompt(task, task.train + task.heldout, tokenizer)
     return memory.choose_batch(
@@ -244,7 +244,7 @@ def check_problems(path: str, run: dict) -> None:
     """
     if run.get("task") != "embedded" or "digest" not in run:
         return
-    config = files.read_config(run, f"--model {path}: config.json of its run")
+    config = files.read_config(run)
     sizes = config.problems
     train, heldout = toy.make_problems(
         lessons.MADE_PROBLEMS, sizes.heldout, sizes.toy_lines, config.seed

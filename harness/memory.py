@@ -1,9 +1,9 @@
-"""How much GPU memory a run will need, computed from the model's config and the run's flags.
+"""How much GPU memory a run will need, computed from the model's shapes and the run's flags.
 
-    predict(model_config, config, ...)  GB per GPU of each part, and of sampling and training
-    choose_batch(model_config, ...)     how many rollouts are generated together by default
-    plan(model_config, config, ranks)   its lines on memory and disk, with warnings; raises BadInput
-                                        where either can never suffice
+    predict(model, config, world)    GB per GPU that stay, and of sampling and training
+    choose_batch(model_config, ...)  how many rollouts are generated together by default
+    plan(model, config, ranks)       its lines on memory and disk; raises BadInput where either can
+                                     never suffice
 
 Weights, AdamW's moments and the sampling copy stay in memory throughout. Sampling adds the rollouts
 that are generated together (`row_bytes` each); training adds gradients and logits.
@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from credit import lora
 from grpo import AT_ONCE, HEAD_CHUNK
 from harness.config import Machine, TrainConfig
 from harness.run import Ranks
@@ -34,36 +33,30 @@ SHARE = 0.8
 CUDA = 2.0  # GB, at most, that CUDA and NCCL take for themselves
 
 
-def predict(model_config: PreTrainedConfig, config: TrainConfig, world: int) -> dict[str, float]:
-    """The predicted memory in GB (1e9 bytes) per GPU, by part.
+def predict(model: PreTrainedModel, config: TrainConfig, world: int) -> dict[str, float]:
+    """The predicted memory in GB (1e9 bytes) per GPU, by part; of `model` only the shapes are read.
 
     If --generate-batch is not chosen yet, all rollouts of a rank are generated together.
     """
-    total, trained = parameters(model_config, config.credit.lora_rank)
+    total, trained = parameters(model, config.credit.lora_rank)
     size = 4 if config.machine.dtype == "float32" else 2  # bytes per number
-    # With one rank in float32 `parallel.shard` makes no copy: the trained model itself samples.
+    # With one rank in float32 `fsdp.shard` makes no copy: the trained model itself samples.
     has_copy = world > 1 or size == 2
     shards = config.machine.shard_over or world
-    parts = {  # in bytes
-        "weights": 4 * total / shards,  # float32
-        "moments": 8 * trained / shards,
-        "copy": size * total * has_copy,
-    }
-    parts["resident"] = sum(parts.values())
-    parts["gradients"] = 4 * trained / shards
+    resident = (4 * total + 8 * trained) / shards + size * total * has_copy  # bytes
     # float32 logits, their softmax and their gradient
-    parts["logits"] = 3 * 4 * HEAD_CHUNK * model_config.get_text_config().vocab_size
-    heldout = config.problems.heldout
-    problems = max(config.sampling.prompts_per_step, min(config.evaluation.eval_groups, heldout))
-    # A rank has whole groups, and answers its share of the held-out problems greedily.
-    groups = -(-problems // world)  # on the rank with the most
-    rollouts = max(groups * config.sampling.rollouts_per_prompt, -(-heldout // world))
-    row = row_bytes(model_config, PROMPT, config.sampling.max_tokens, size)
-    parts["generating"] = row * min(config.machine.generate_batch or rollouts, rollouts)
-    parts["sampling"] = parts["resident"] + parts["generating"]
-    parts["training"] = parts["resident"] + parts["gradients"] + parts["logits"]
-    # on disk: the weights, those of the sampling copy, the moments
-    parts["checkpoint"] = (4 + size) * total + 8 * trained
+    logits = 3 * 4 * HEAD_CHUNK * model.config.get_text_config().vocab_size
+    groups = -(-config.sampling.prompts_per_step // world)  # on the rank with the most
+    rollouts = groups * config.sampling.rollouts_per_prompt
+    row = row_bytes(model.config, PROMPT, config.sampling.max_tokens, size)
+    parts = {
+        "resident": resident,
+        "gradients": 4 * trained / shards,
+        "sampling": resident + row * min(config.machine.generate_batch or rollouts, rollouts),
+        "training": resident + 4 * trained / shards + logits,
+        # on disk: the weights, those of the sampling copy, the moments
+        "checkpoint": (4 + size) * total + 8 * trained,
+    }
     return {name: count / 1e9 for name, count in parts.items()}
 
 
@@ -111,32 +104,36 @@ def longest_prompt(task: Task, problems: Sequence[dict], tokenizer: PreTrainedTo
     return len(tokenizer(task.prompt(longest), add_special_tokens=False)["input_ids"])
 
 
-def parameters(config: PreTrainedConfig, rank: int = 0) -> tuple[int, int]:
-    """How many parameters a model has, with its adapter, and how many of them are trained.
+def parameters(model: PreTrainedModel, rank: int = 0) -> tuple[int, int]:
+    """How many parameters a model has with an adapter of this rank, and how many are trained.
 
-    `rank` is the LoRA adapter's, 0 for none. No memory is allocated.
+    Rank 0 is no adapter. Those of experts are not counted.
     """
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-        if rank:
-            lora.add(model, rank, seed=0)
-    return model.num_parameters(), model.num_parameters(only_trainable=True)  # tied ones once
+    total = model.num_parameters()  # tied ones once
+    if not rank:
+        return total, total
+    adapter = 0
+    for layer in model.modules():
+        if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings():
+            adapter += rank * (layer.in_features + layer.out_features)
+    return total + adapter, adapter
 
 
-def plan(model_config: PreTrainedConfig, config: TrainConfig, ranks: Ranks) -> list[str]:
-    """The plan's lines on predicted memory and on disk, with a warning where either is too small.
+def plan(model: PreTrainedModel, config: TrainConfig, ranks: Ranks) -> list[str]:
+    """The plan's lines on predicted memory and disk, with a warning where memory is too small.
 
     Raises BadInput if a checkpoint does not fit on the disk, or, without `--force`, if weights,
     moments, gradients and the sampling copy do not fit in memory.
     """
     room = room_gb(ranks.device)
+    gb = predict(model, config, ranks.world)
     free = free_gb(Path(config.out))
-    gb = predict(model_config, config, ranks.world)
-    checkpoint = gb["checkpoint"]
-    keep = config.checkpoints.keep
-    if checkpoint > free:
-        reason = f"a checkpoint takes {checkpoint:.3g} GB, and {free:.3g} GB of the disk are free"
-        raise BadInput(f"--out {config.out}: {reason}; choose another, or free space")
+    checkpoint = f"a checkpoint takes {gb['checkpoint']:.3g} GB"
+    if gb["checkpoint"] > free:
+        raise BadInput(
+            f"--out {config.out}: {checkpoint}, and {free:.3g} GB of the disk are free; choose "
+            "another, or free space"
+        )
     need = gb["resident"] + gb["gradients"]
     if need > room and not config.machine.force:
         raise BadInput(
@@ -147,16 +144,12 @@ def plan(model_config: PreTrainedConfig, config: TrainConfig, ranks: Ranks) -> l
     lines = [
         f"memory per rank, predicted: {gb['resident']:.1f} GB stay; sampling "
         f"{gb['sampling']:.1f} GB, training {gb['training']:.1f} GB and activations",
-        f"a checkpoint takes {checkpoint:.3g} GB; {keep} stay; {free:.0f} GB of the disk are free",
+        f"{checkpoint}; {config.checkpoints.keep} stay; {free:.0f} GB of the disk are free",
     ]
     if max(gb["sampling"], gb["training"]) > room:
         lines.append(
             f"WARNING: a rank has {room:.0f} GB; lower --generate-batch or --max-tokens, or use "
             "more GPUs"
-        )
-    if (keep + 1) * checkpoint > free:
-        lines.append(
-            "WARNING: the disk is too small for that; choose another --out, or lower --keep"
         )
     return lines
 

@@ -25,6 +25,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -126,8 +127,7 @@ def load_outline(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """
     with loader_options("--model", name) as options:
         config = AutoConfig.from_pretrained(**options)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        model = outline_of(config)
     text = config.get_text_config()  # the config of its language model, if it also reads images
     if not (getattr(text, "num_attention_heads", 0) and getattr(text, "num_hidden_layers", 0)):
         raise BadInput(
@@ -135,6 +135,12 @@ def load_outline(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             "another"
         )
     return model, load_tokenizer("--model", name)
+
+
+def outline_of(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model of a configuration without its weights, on the device `meta`."""
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
 def load_tokenizer(flag: str, name: str) -> PreTrainedTokenizerBase:

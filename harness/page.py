@@ -31,11 +31,12 @@ import re
 from pathlib import Path
 
 from credit.settings import Credit
-from harness.files import RESTORE, Rollout, as_json, config_of, read_lines, write_whole
-from tasks.errors import BadInput, bad_input_on_error
+from harness.files import as_json, config_of, read_lines, write_whole
+from tasks.errors import BadInput
 from tasks.settings import TASKS
 
-SHOWN = [*Rollout.__annotations__, "when", "reason", "answer"]
+# What the page shows of a row.
+SHOWN = "problem tokens weights step score advantage first_error spans when reason answer".split()
 
 
 def write_page(folder: Path) -> str:
@@ -48,9 +49,7 @@ def write_page(folder: Path) -> str:
     settings = config_of(folder) or {}
     task = settings.get("task")
     about = TASKS[task].about if task in TASKS else ""
-    with bad_input_on_error(str(folder / "config.json"), RESTORE):
-        floor = floor_of(settings)
-    page = as_html(groups, str(folder), about, floor)
+    page = as_html(groups, str(folder), about, floor_of(settings))
     write_whole(path, page)
     return f"{path} ({len(page) / 1e6:.1f} MB)"
 

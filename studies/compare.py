@@ -233,7 +233,7 @@ def draw(runs: Sequence[str]) -> None:
     curves = {}
     table = []
     for run in runs:
-        rows = files.read_lines(Path(run) / "metrics.jsonl", apart=["step"])
+        rows = files.read_lines(Path(run) / "metrics.jsonl")
         rewards = [row["reward"] for row in rows if "step" in row]
         curves[run] = [rewards]
         mean = pd.Series(rewards, dtype=float).mean()  # null does not count

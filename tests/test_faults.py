@@ -31,7 +31,7 @@ import train
 from grpo import rollout
 from harness import checkpoint, files
 from harness.command import run_command
-from studies import compare, diagnose, page
+from studies import compare, diagnose
 
 SIZES = f"{' '.join(RUN_FLAGS)} --save-every 1 --keep 9 --steps 2"
 LONG = f"{SIZES} --steps 500 --save-every 400"
@@ -104,16 +104,12 @@ def test_damaged_files_are_named(case, copied, assert_says, resumed, asked_again
         assert_says(evaluation, asked_again, case["words"], copied)
 
 
-COMMANDS = {"eval": evaluation, "compare": compare, "page": page}
-
-
 @pytest.mark.parametrize("case", cases("rows.jsonl"))
 def test_rows_of_another_type_are_named(case, tmp_path, monkeypatch, assert_says):
-    """Such rows are neither averaged nor shown."""
+    """Such rows of --replay are not graded."""
     monkeypatch.chdir(tmp_path)
-    for name in ("metrics.jsonl", "samples.jsonl"):
-        files.append_rows(tmp_path / name, [case["row"]])
-    assert_says(COMMANDS[case["command"]], case["flags"].split(), case["words"], tmp_path)
+    files.append_rows(tmp_path / "rows.jsonl", [case["row"]])
+    assert_says(evaluation, "--replay rows.jsonl --out a/b".split(), case["words"], tmp_path)
 
 
 def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, assert_says):
@@ -183,7 +179,7 @@ def test_other_problems_are_refused(copied, assert_says, resumed):
     assert_says(train, resumed, "other problems", copied)
 
 
-@pytest.mark.parametrize("changed", [{"seed": 1}, {"toy_lines": 2}, {"heldout": -1}])
+@pytest.mark.parametrize("changed", [{"seed": 1}, {"toy_lines": 2}])
 def test_a_run_is_not_asked_other_problems(changed, copied, assert_says):
     """An evaluation on what its config.json was changed to would be another one."""
     change_json(copied / "run" / "config.json", **changed)

@@ -36,6 +36,7 @@ tokenizer = random_model.make_tokenizer(shape)
 config, task, _ = make_task(config, tokenizer, model.config.max_position_embeddings)
 run = Run(config, ranks, make_context(config, Policy(model), tokenizer, task))
 run.folder = folder
+predicted = memory.predict(model, config, 1)
 fsdp.shard(run)
 del model
 peaks = {}  # GB, by phase
@@ -62,7 +63,6 @@ for phase, seconds in metrics["seconds"].items():
     print(f"{phase:9} {seconds:8.2f} s   peak {peaks.get(phase, 0.0):6.1f} GB")
 others = sum(metrics["seconds"].values()) - metrics["seconds"]["weights"]
 print(f"SHEAR's weights add {metrics['seconds']['weights'] / others:.2%}")
-predicted = memory.predict(run.context.policy.model.config, config, 1)
 for part in ("resident", "sampling", "training"):
     print(f"predicted, {part}: {predicted[part]:.1f} GB")
 print(f"mean |log ratio| {metrics['abs_log_ratio']:.1g}, mixed {1 - metrics['equal_groups']:.0%}")

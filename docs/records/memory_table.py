@@ -6,17 +6,19 @@ Run: `python -m docs.records.memory_table`.
 from docs.records.random_model import LARGE, SMALL
 from harness import memory
 from harness.config import PAPER, with_values
+from harness.models import outline_of
 
-for model, gpus, lora_rank in (
+for shape, gpus, lora_rank in (
     (LARGE, 8, 0),
     (SMALL, 8, 0),
     (SMALL, 1, 0),
     (SMALL, 1, 16),
     (LARGE, 1, 16),
 ):
+    model = outline_of(shape)
     values = {"device": "cuda", "dtype": "bfloat16", "lora_rank": lora_rank}
     config = with_values(PAPER, values)
     room = 80 - memory.predict(model, config, gpus)["resident"]
-    batch = memory.choose_batch(model, config.machine, room, memory.PROMPT, 3000)
+    batch = memory.choose_batch(shape, config.machine, room, memory.PROMPT, 3000)
     gb = memory.predict(model, with_values(config, {"generate_batch": batch}), gpus)
     print(" | ".join(f"{gb[phase]:.1f}" for phase in ("sampling", "training", "resident")))
