@@ -49,7 +49,7 @@ from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
-from grading.spelling import HEDGE, SYMBOL, TUPLE, UNIT, UNIT_NAMES, respell
+from grading.spelling import HEDGE, SYMBOL, TUPLE, UNIT, UNIT_NAMES, respell, rewrite
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that there is no time limit
 
@@ -181,9 +181,7 @@ def _quantities(text: str) -> tuple[list[str], list[str]]:
         return [text], []
     units = []
     for unit in pieces[1::2]:
-        for pattern, name in UNIT_NAMES:
-            unit = re.sub(pattern, name, unit)
-        units.append(" ".join(sorted(re.findall("[A-Za-zμΩ]+", unit))))
+        units.append(" ".join(sorted(re.findall("[A-Za-zμΩ]+", rewrite(unit, UNIT_NAMES)))))
     numbers = [re.sub(r"^,?\s?(?:and\s)?", "", number) for number in pieces[:-1:2]]
     if units.count(units[0]) == len(units):  # a list
         return [",".join(numbers)], units[:1]

@@ -9,7 +9,7 @@ They look at texts alone, so that thousands of answers take no time.
 
 import re
 
-from grading.spelling import UNIT, respell
+from grading.spelling import UNIT, respell, rewrite
 
 # A number and letters that may be a unit, and nothing else.
 LETTERS = re.compile(r"[-+0-9.,/\s]*[0-9]\s*(?:[mgshLlNWVJAtK]|[A-Za-z]{2,})")
@@ -79,6 +79,4 @@ def is_copied(answer: str, gold: str, problem: str) -> bool:
 
 def _calculation(text: str) -> str:
     r"""A text without spaces, braces and units, with / for \frac and * for \times."""
-    for pattern, replacement in CALCULATION:
-        text = re.sub(pattern, replacement, text)
-    return text
+    return rewrite(text, CALCULATION)

@@ -266,12 +266,13 @@ def respell(text: str) -> str:
 
     A condition on its value stands behind a bar, as in 2^{n-1}¦n\geq1.
     """
-    text = _rewritten(text.strip().rstrip("."), TEX)
+    text = rewrite(text.strip().rstrip("."), TEX)
     text = _group(TOKEN.findall(text.translate(UNICODE))[::-1]).strip()
-    return _rewritten(text, SPELLINGS).strip().rstrip(".")
+    return rewrite(text, SPELLINGS).strip().rstrip(".")
 
 
-def _rewritten(text: str, rules: list) -> str:
+def rewrite(text: str, rules: list) -> str:
+    """The text after the rules, in their order."""
     for pattern, replacement in rules:
         text = re.sub(pattern, replacement, text)
     return text
