@@ -109,10 +109,10 @@ def main(argv: list[str] | None = None) -> None:
     run.context = context_at_start(run)
     reference, gradients = take_gradients(run, arms, flags)
     if ranks.main:
-        rows = rows_of(config, reference, gradients)
+        rows = arm_rows(config, reference, gradients)
         files.append_rows(flags.rows, rows)
-        draw(rows, flags.rows.with_suffix(".svg"))
-        print("\n".join(tables.markdown(table_of(rows))))
+        draw_differences(rows, flags.rows.with_suffix(".svg"))
+        print("\n".join(tables.markdown(gradient_table(rows))))
 
 
 def differs_in_credit_alone(settings: TrainConfig, config: TrainConfig) -> bool:
@@ -222,7 +222,7 @@ def project(gradient: Sequence[Tensor], count: int) -> Tensor:
 # ---- what is said of them ------------------------------------------------------------------------
 
 
-def rows_of(config: TrainConfig, reference: Tensor, gradients: dict[str, Tensor]) -> list[dict]:
+def arm_rows(config: TrainConfig, reference: Tensor, gradients: dict[str, Tensor]) -> list[dict]:
     """A row per arm, with its numbers; the first arm is `grpo`."""
     usual = next(iter(gradients.values()))
     rows = []
@@ -276,7 +276,7 @@ def difference(row: dict, usual: dict) -> tuple[float, float]:
     return float(differences.mean()), half_width(differences)
 
 
-def table_of(rows: list[dict]) -> list[dict]:
+def gradient_table(rows: list[dict]) -> list[dict]:
     """The printed table, the arms with the largest D first."""
     lines = []
     for row in sorted(rows, key=lambda row: -np.mean(row["cos"])):
@@ -295,7 +295,7 @@ def table_of(rows: list[dict]) -> list[dict]:
     return lines
 
 
-def draw(rows: list[dict], path: Path) -> None:
+def draw_differences(rows: list[dict], path: Path) -> None:
     """Draw D of each arm with its interval, the largest at the top."""
     from matplotlib.figure import Figure  # imported here, so that only one rank waits for it
 

@@ -1,0 +1,42 @@
+"""Print the tables and outcomes of docs/records/gradients.md; run it as `-m docs.records.gradients`."""
+
+from pathlib import Path
+
+import pandas as pd
+from scipy import stats
+
+from harness import tables
+
+FOLDER = Path(__file__).parent
+rows = pd.read_json(FOLDER / "gradients.jsonl", lines=True)
+trained = []  # each file's D of the curve, paired by seed
+for name in ("compare", "compare-rules", "compare-newest"):
+    trials = pd.read_json(FOLDER / f"{name}.jsonl", lines=True)
+    trials = trials[trials["stage"] == "confirm"]
+    trials["curve"] = [pd.Series(rewards, dtype=float).mean() for rewards in trials["rewards"]]
+    curves = trials.pivot_table("curve", "seed", "rule")
+    trained.append(curves.sub(curves["grpo"], axis=0))
+recorded = pd.concat(trained).drop(columns="grpo").mean()
+
+for policy, own in rows.groupby("policy", sort=False):
+    usual = own[own["arm"] == "grpo"].set_index("seed")["snr"]
+    own = own.assign(ratio=own["seed"].map(usual) / own["snr"])
+    means = own.groupby("arm").agg(
+        cos=("cos", "mean"),
+        D=("D", "mean"),
+        direction=("direction", "mean"),
+        ratio=("ratio", "median"),
+    )
+    means["below"] = own[own["D"] < 0].groupby("arm").size()
+    lines = []
+    for arm, row in means.sort_values("D", ascending=False).iterrows():
+        line = {"arm": arm, "cos": f"{row['cos']:.3f}", "D": f"{row['D']:+.3f}"}
+        line |= {"seeds below": f"{row['below']:.0f}".replace("nan", "0")}
+        line |= {"direction": f"{row['direction']:.2f}", "rollouts": f"{row['ratio']:.1f}"}
+        line["D of the curve"] = f"{recorded[arm]:+.3f}" if arm in recorded else ""
+        lines.append(line)
+    print(f"\n{policy}\n", *tables.markdown(lines), sep="\n")
+    both = means.join(recorded.rename("recorded"), how="inner")
+    rank = stats.spearmanr(both["D"], both["recorded"]).statistic
+    linear = stats.pearsonr(both["D"], both["recorded"]).statistic
+    print(f"\n{len(both)} rules: Spearman {rank:.2f}, Pearson {linear:.2f}")
