@@ -1,4 +1,4 @@
-"""Print the tables and outcomes of docs/records/gradients.md; run it as `-m docs.records.gradients`."""
+"""Print the tables and outcomes of gradients.md; run it as `-m docs.records.gradients`."""
 
 from pathlib import Path
 
