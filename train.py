@@ -254,7 +254,9 @@ def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
     run.optimizer.zero_grad()  # otherwise gradients would occupy memory during sampling
     if not taken:
         raise RunFailed(f"step {step + 1}: no update had a finite loss and gradient; lower --lr")
-    mean = {name: sum(metrics[name] for metrics in taken) / len(taken) for name in taken[0]}
+    mean = {}
+    for name in taken[0]:
+        mean[name] = sum(metrics[name] for metrics in taken) / len(taken)
     # The log-ratio is the first mini-batch's: there the policy still is the one that sampled, so it
     # must be 0, up to rounding.
     return mean | {"abs_log_ratio": taken[0]["abs_log_ratio"], "skipped": skipped}

@@ -13,6 +13,7 @@ Left out: speed and style.
 import argparse
 import copy
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -33,36 +34,12 @@ class Exercise(NamedTuple):
     hint: str
 
 
-# ---- the solutions, with the exercises' signatures -------------------------------------------
-
-
-def reference_potentials(
-    C: Tensor, a: Tensor, b: Tensor, eps: float, iterations: int
-) -> tuple[Tensor, Tensor]:
-    """The potentials of `sinkhorn.sinkhorn`."""
-    return sinkhorn.sinkhorn(C, a, b, eps=eps, max_iters=iterations, tol=0.0).potentials
-
-
 def reference_closest(
     costs: Tensor, right: shear.Side, wrong: shear.Side, eps: float
 ) -> tuple[Tensor, Tensor]:
     """The distances of `shear.closest_spans`."""
     found = shear.closest_spans(costs, right, wrong, eps)
     return found.of_right, found.of_wrong
-
-
-def reference_loss(
-    logp: Tensor,
-    old_logp: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    n_tokens: int,
-    clip_low: float,
-    clip_high: float,
-) -> Tensor:
-    """The loss of `grpo.policy_loss`."""
-    loss, _ = grpo.policy_loss(logp, old_logp, advantages, mask, n_tokens, clip_low, clip_high)
-    return loss
 
 
 # ---- the inputs ------------------------------------------------------------------------------
@@ -83,7 +60,7 @@ def sinkhorn_cases() -> Iterator[tuple]:
 
 def span_cases() -> Iterator[tuple]:
     """Length, window and stride."""
-    for length in (31, 12, 13, 11, 18, 19, 1, 0):
+    for length in (31, 12, 13, 18, 1, 0):
         yield f"{length} tokens, window 12, stride 6", length, 12, 6
     yield "9 tokens, window 4, stride 4", 9, 4, 4
     yield "5 tokens, window 3, stride 1", 5, 3, 1
@@ -118,11 +95,13 @@ def weight_cases() -> Iterator[tuple]:
     for about, lengths in (
         ("one response", [9, 1]),
         ("two responses of one side, spans padded", [7, 3, 1]),
-        ("a response of one token", [1, 1]),
     ):
         side, _ = sides_of(lengths, right=len(lengths) - 1)
         yield about, torch.rand(len(side.spans.tokens)), side.spans
     yield "distances of 0", torch.zeros(len(side.spans.tokens)), side.spans
+    tokens = torch.tensor([[0, 1], [2, 0]])  # the second span has one token; its padding is token 0
+    spans = shear.Spans(tokens, torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
+    yield "padding that points at another span's token", torch.tensor([0.2, 0.7]), spans
 
 
 def loss_cases() -> Iterator[tuple]:
@@ -134,22 +113,23 @@ def loss_cases() -> Iterator[tuple]:
     every = torch.ones(3, 6).bool()
     yield "no padding", logp, old, advantages, every, 18, 0.2, 0.2
     yield "an upper bound of its own", logp, old, advantages, every, 18, 0.2, 0.9
-    yield "responses of many lengths", logp, old, advantages, mask, 13, 0.2, 0.28
     yield "a part of an optimizer step of 40 tokens", logp, old, advantages, mask, 40, 0.2, 0.28
     nan = logp.masked_fill(~mask, torch.nan)
     yield "NaN in the padding", nan, old, advantages, mask, 13, 0.2, 0.28
 
 
 EXERCISES = {
-    "sinkhorn_potentials": Exercise(
-        reference_potentials,
-        sinkhorn_cases,
-        "log sum exp(x) is torch.logsumexp(x, dim), and b_j exp(x) is exp(x + log b_j).",
-    ),
     "span_bounds": Exercise(
         shear.span_bounds,
         span_cases,
         "Walk from span to span, and stop after the first whose end is the length.",
+    ),
+    "sinkhorn_potentials": Exercise(
+        lambda C, a, b, eps, iterations: (
+            sinkhorn.sinkhorn(C, a, b, eps=eps, max_iters=iterations, tol=0.0).potentials
+        ),
+        sinkhorn_cases,
+        "log sum exp(x) is torch.logsumexp(x, dim), and b_j exp(x) is exp(x + log b_j).",
     ),
     "closest_distances": Exercise(
         reference_closest,
@@ -162,7 +142,7 @@ EXERCISES = {
         "Start with zeros; for each span, torch.maximum at its tokens whose mass is not 0.",
     ),
     "clipped_loss": Exercise(
-        reference_loss,
+        lambda *inputs: grpo.policy_loss(*inputs)[0],
         loss_cases,
         "Select tokens by torch.where or values[mask]: NaN times 0 is NaN. Clip rho, not rho A.",
     ),
@@ -201,8 +181,8 @@ def assess(name: str, function: Callable) -> tuple[bool, str]:
             got = results_of(name, function, arguments)
         except NotImplementedError:
             return False, "not written yet"
-        except Exception as error:
-            return False, f"{about}: raises {type(error).__name__}: {error}"
+        except Exception:
+            return False, f"{about}: raises {traceback.format_exc(limit=-1)}"
         try:
             torch.testing.assert_close(got, due, rtol=1e-4, atol=1e-5)
         except (AssertionError, TypeError) as error:

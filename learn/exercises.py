@@ -1,18 +1,29 @@
-"""Five functions of the paper to write yourself, the solver first.
+"""Five functions of the paper to write yourself, in the order of the method: spans first.
 
     python -m learn.check                     # what is right, wrong, not written
     python -m learn.check span_bounds --hint  # one of them, and a hint
 
 Replace each `raise NotImplementedError` by code. All tensors are on the CPU; only token indices and
 masks are not float32. Use torch's sums, minima and softmaxes; loops are allowed, speed does not
-matter. The solutions are in the files at the root: sinkhorn.py, shear.py and grpo.py;
-`learn/check.py` shows which of their functions each exercise is.
+matter. Write yours before you open shear.py, sinkhorn.py and grpo.py, where these functions are.
 """
 
+import torch  # noqa: F401  # for your code
 from torch import Tensor
 
 from shear import Side, Spans
 from sinkhorn import sinkhorn  # noqa: F401  # for closest_distances
+
+
+def span_bounds(length: int, window: int, stride: int) -> list[tuple[int, int]]:
+    """Eq. (2): the spans of a response of `length` tokens, as pairs (start, end).
+
+    Tokens are counted from 0, and `end` is the token after the span's last one. The k-th span,
+    k = 0, 1, ..., starts at k * stride and has `window` tokens, fewer if the response ends before.
+    The first span that reaches the response's end is the last. No tokens have no spans.
+    1 <= stride <= window.
+    """
+    raise NotImplementedError
 
 
 def sinkhorn_potentials(
@@ -28,17 +39,6 @@ def sinkhorn_potentials(
 
     eps may be a thousandth of the costs, where exp(-C / eps) is 0 in float32. A mass may be 0; that
     point's own potential is then ignored.
-    """
-    raise NotImplementedError
-
-
-def span_bounds(length: int, window: int, stride: int) -> list[tuple[int, int]]:
-    """Eq. (2): the spans of a response of `length` tokens, as pairs (start, end).
-
-    Tokens are counted from 0, and `end` is the token after the span's last one. The k-th span,
-    k = 0, 1, ..., starts at k * stride and has `window` tokens, fewer if the response ends before.
-    The first span that reaches the response's end is the last. No tokens have no spans.
-    1 <= stride <= window.
     """
     raise NotImplementedError
 

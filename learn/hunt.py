@@ -1,6 +1,7 @@
 """Find a planted mistake: in a copy of the sources one place of the method is wrong.
 
-    python -m learn.hunt 1               # writes the copy hunts/1 and prints the symptom
+    python -m learn.hunt 1               # writes the copy hunts/1, prints the symptom, also again
+    python -m learn.hunt 1 --at shear.py:160   # says warm or cold: the mistake is there, or not
     python -m learn.hunt 1 --answer      # shows the mistake, and the test that fails with it
 
 There are twelve mistakes, each in a file at the root. Read the copy beside the paper (arXiv
@@ -158,7 +159,16 @@ def answer(mistake: Mistake) -> str:
     lines = [f"{mistake.file}:"]
     lines += [f"  - {line}" for line in mistake.was.splitlines()]
     lines += [f"  + {line}" for line in mistake.now.splitlines()]
-    return "\n".join([*lines, f"the test that fails: pytest tests/{mistake.test}"])
+    return "\n".join([*lines, f"the test that fails with it: tests/{mistake.test}"])
+
+
+def warmth(mistake: Mistake, file: str, line: int) -> str:
+    """How near a line of the copy is to the mistake: "here", "warm" (its file) or "cold"."""
+    if file != mistake.file:
+        return "cold"
+    before = (ROOT / file).read_text(encoding="utf-8").partition(mistake.was)[0]
+    first = before.count("\n") + 1
+    return "here" if first <= line <= first + mistake.now.strip().count("\n") else "warm"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -171,15 +181,21 @@ def main(argv: list[str] | None = None) -> None:
     numbers = range(1, len(MISTAKES) + 1)
     parser.add_argument("number", type=int, choices=numbers, help="which mistake")
     parser.add_argument("--answer", action="store_true", help="show the mistake and its test")
+    parser.add_argument("--at", metavar="FILE:LINE", help="a guess: here, warm (its file) or cold")
     args = parser.parse_args(argv)
     mistake = MISTAKES[args.number - 1]
     if args.answer:
         print(answer(mistake))
         return
+    if args.at:
+        file, _, line = args.at.partition(":")
+        if not line.isdecimal():
+            parser.error(f"--at {args.at}: give a file and a line of the copy, as in shear.py:160")
+        print(warmth(mistake, file, int(line)))
+        return
     folder = Path("hunts") / str(args.number)
-    if folder.exists():
-        parser.error(f"{folder} exists; remove it to have it written again")
-    plant(mistake, folder)
+    if not folder.exists():
+        plant(mistake, folder)
     print(f"{folder} has one mistake, in a file at its root. Symptom: {mistake.symptom}")
 
 

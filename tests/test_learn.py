@@ -30,7 +30,10 @@ def test_empty_exercises_fail_and_the_root_s_functions_pass(capsys, monkeypatch)
         ("sinkhorn_potentials", lambda C, *rest: (C[:, 0], C[0]), "one iteration: Tensor-likes are not close!\n  got (tensor([0."),
         ("span_bounds", lambda *sizes: span_bounds(*sizes)[:-1], "mismatch: 4 != 5\n  got [(0, 12)"),
         ("closest_distances", lambda costs, *rest: costs[0], "'torch.Tensor'> and <class 'tuple'>"),
-        ("clipped_loss", lambda logp, *rest: 1 / 0, "raises ZeroDivisionError"),
+        ("token_weights", lambda distances, spans: distances.new_zeros(int(spans.tokens.max()) + 1).scatter_reduce(
+            0, spans.tokens.flatten(), distances[:, None].expand(spans.tokens.shape).flatten(), "amax"),
+            "padding that points at another"),
+        ("clipped_loss", lambda logp, *rest: 1 / 0, "in <lambda>\n"),
     ],
 )  # fmt: skip
 def test_a_wrong_solution_is_told_where_it_differs(name, wrong, words):
@@ -52,6 +55,23 @@ def test_a_mistake_is_one_change_of_a_copy(tmp_path, monkeypatch, capsys):
     compared = filecmp.dircmp(hunt.ROOT, "hunts/8")
     assert compared.diff_files == ["shear.py"] and not compared.right_only
     assert {"train.py", "credit", "tasks"} <= {*compared.common} and "learn" in compared.left_only
+    capsys.readouterr()
+    hunt.main(["8"])
+    assert hunt.MISTAKES[7].symptom in capsys.readouterr().out
+
+
+def test_a_guess_is_here_warm_or_cold(capsys):
+    """The line is that of the copy."""
+    mistake = hunt.MISTAKES[7]
+    text = (hunt.ROOT / mistake.file).read_text()
+    line = text[: text.index(mistake.was)].count("\n") + 1
+    for place, said in (
+        (f"shear.py:{line}", "here"),
+        ("shear.py:1", "warm"),
+        ("grpo.py:1", "cold"),
+    ):
+        hunt.main(["8", "--at", place])
+        assert capsys.readouterr().out == f"{said}\n"
     with pytest.raises(SystemExit, match="2"):
-        hunt.main(["8"])
-    assert "hunts/8 exists" in capsys.readouterr().err
+        hunt.main(["8", "--at", "shear.py"])
+    assert "--at shear.py: give a file and a line" in capsys.readouterr().err
