@@ -27,8 +27,9 @@ from huggingface_hub.utils import enable_progress_bars
 from tqdm import tqdm
 
 from harness import checkpoint, fsdp
-from harness.config import Machine, TrainConfig, check, rank_of_torchrun, with_values
+from harness.config import Machine, TrainConfig, rank_of_torchrun, with_values
 from harness.models import out_of_memory
+from harness.refusals import check
 from harness.run import Run
 from tasks import toy
 from tasks.errors import BadInput, printable
@@ -61,7 +62,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     if not config.sampling.max_tokens:  # a full response of the embedded task
         max_tokens = toy.response_tokens(config.problems.toy_lines)
         config = with_values(config, {"max_tokens": max_tokens})
-    machine = resolve_machine(config.machine, half="model" not in TASKS[config.task].has)
+    machine = resolve_machine(config.machine, half=not TASKS[config.task].makes_model)
     return replace(config, machine=machine)
 
 

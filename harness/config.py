@@ -2,7 +2,6 @@
 
     parse_train(argv), parse_eval(argv)   the flags of a command; tyro prints --help and errors
     flat(config), with_values(config, .)  settings by the names of their flags
-    check(config)                         refuse wrong settings
 
 Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318) and its protocol:
 `docs/recipe.md` has each one beside the paper's words, and our reason where the paper is silent.
@@ -19,18 +18,15 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
 from credit.settings import Credit, Shear
-from credit.table import NEEDS, options_of
 from harness.paper_tables import PAPER as PAPERS_MODELS
 from tasks.errors import BadInput
 from tasks.settings import (
-    TASKS,
     Count,
     Grading,
     Natural,
@@ -230,14 +226,6 @@ WORDS = replace(
     evaluation=Evaluation(eval_groups=16),
     machine=TrainMachine(recompute=False),
 )
-# What to do where a task and the flags lack what a method needs.
-REMEDIES = {
-    "adapter": "give --lora-rank",
-    "prm": "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B",
-    "box": "programs have none; choose another method",
-    "first error": "only --task embedded and words know it; choose another method",
-    "rephrase": "only --task embedded and words can; choose another method",
-}
 PRESETS = {"embedded": EMBEDDED, "words": WORDS, "math": PAPER, "code": replace(PAPER, task="code")}
 
 
@@ -376,63 +364,6 @@ def refuse_other_settings(
     for name, value in wanted.items():
         if value != had.get(name):
             raise BadInput(f"{flag(name)} {value}: {holder} {had.get(name)}; {remedy}")
-
-
-def check(config: TrainConfig) -> None:
-    """Raise BadInput for wrong settings, as far as they show before anything is loaded."""
-    check_method(config)
-    values = flat(config)
-
-    def refusal(name: str, reason: str) -> BadInput:
-        return BadInput(f"{flag(name)} {values[name]}: {reason}")
-
-    folder = Path(config.out) / (config.name or "")
-    if config.name and not config.checkpoints.resume and folder.exists():
-        raise refusal("name", f"{folder} exists already; choose another name")
-    if config.sampling.prompts_per_step % config.optimisation.prompts_per_update:
-        raise refusal("prompts_per_step", "must be a multiple of --prompts-per-update")
-    if config.shear.stride > config.shear.window:
-        raise refusal("stride", "exceeds --window, which leaves tokens uncovered; lower it")
-    is_nbar = config.shear.eps_unit == "nbar" and "eps_unit" not in config.given
-    if config.shear.eps > 1 and is_nbar:
-        raise refusal(
-            "eps", "is large in units of nbar; add --eps-unit raw (the distances' unit) or nbar"
-        )
-    has = TASKS[config.task].has
-    if "model" not in has:
-        if not config.model:
-            raise refusal("task", "needs --model; give smollm2, a Hugging Face folder or hub id")
-        if not config.sampling.max_tokens:
-            raise refusal("max_tokens", "only --task embedded has a fixed length; raise it")
-    if "problems" in has and config.problems.data:
-        raise refusal("data", "the task makes its own; give --task math and --model")
-    if "model" in has and config.grading.reward:
-        raise refusal("reward", "the task has a grader of its own; give --task math and --model")
-    if bool(config.evaluation.eval_every) != bool(config.evaluation.bench):
-        raise refusal("eval_every", "must be above 0 with --bench, and 0 without; give both")
-    if config.track and not find_spec(config.track):
-        raise refusal("track", "this package is not installed; leave it out")
-    if config.credit.prm and "prm" not in config.credit.entry.needs:
-        raise refusal("prm", f"--method {config.credit.method} uses no reward model; leave it out")
-    if config.credit.rescale != "none" and not config.credit.entry.weighs:
-        raise refusal("rescale", "the method has no weights; leave it out")
-
-
-def check_method(config: TrainConfig) -> None:
-    """Raise BadInput for an option that the method does not have, or a need that is not met."""
-    credit = config.credit
-    try:
-        options_of(credit.method, credit.method_option)
-    except ValueError as error:
-        raise BadInput(f"--method-option {error}") from error
-    has = {*TASKS[config.task].has}
-    if credit.lora_rank:
-        has.add("adapter")
-    if credit.prm:
-        has.add("prm")
-    for need in credit.entry.needs:
-        if need in REMEDIES and need not in has:
-            raise BadInput(f"--method {credit.method}: needs {NEEDS[need]}; {REMEDIES[need]}")
 
 
 # ---- eval.py -------------------------------------------------------------------------------------

@@ -80,7 +80,9 @@ def test_every_default_of_the_evaluation():
     assert not found
     greedy = config.check_eval(config.parse_eval(["--model", "M", "--greedy"])).protocol
     assert (greedy.temperature, greedy.samples) == (0.0, 1)
-    words = "--model M --max-tokens 9 --template plain --grade-timeout 3 --sandbox process"
+    words = (
+        "--task code --model M --max-tokens 9 --template plain --grade-timeout 3 --sandbox process"
+    )
     assert evaluation.protocol_of(resolve(config.parse_train(words.split()))) == Protocol(
         max_tokens=9, template="plain", grade_timeout=3.0, sandbox="process"
     )
