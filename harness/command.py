@@ -116,12 +116,12 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
             except Exception as error:  # perhaps on one rank only, so no `fsdp.leave`
                 if isinstance(error, BrokenPipeError) and reader_left():
                     return 130  # as after Ctrl-C, where the launcher prints nothing either
-                said = known_trouble(error)
+                trouble = known_trouble(error)
                 if out_of_memory(error):
-                    said = f"rank {rank or 0}: out of memory; {memory}"
-                if not said:
+                    trouble = f"rank {rank or 0}: out of memory; {memory}"
+                if not trouble:
                     raise
-                print(printable(f"error: {said}"), file=sys.stderr)
+                print(printable(f"error: {trouble}"), file=sys.stderr)
                 return 2 if getattr(error, "errno", None) in BAD_PATH else 1
             if sentence and not rank:
                 print(printable(sentence), file=sys.stderr)

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import tyro
 
 from credit.settings import Credit, Shear
-from harness.paper_tables import PAPER as PAPERS_MODELS
+from harness.paper_tables import PAPER_TABLES
 from tasks.errors import BadInput
 from tasks.settings import (
     Count,
@@ -54,14 +54,14 @@ BENCH_HELP = (
     "otherwise math."
 )
 PAPER_HELP = (
-    f"Print the paper's numbers of this model next to the results: {', '.join(PAPERS_MODELS)}; "
+    f"Print the paper's numbers of this model next to the results: {', '.join(PAPER_TABLES)}; "
     "default: by the name of --model."
 )
 Seed = Annotated[int, number(int, 0, 2**32 - 1)]
 Seeds = Annotated[tuple[int, ...], several(number(int, 0, 2**32 - 1))]
 Counts = Annotated[tuple[int, ...], several(number(int, 1, 10**6))]
 GroupSizes = Annotated[tuple[int, ...], several(number(int, 2, 4096))]
-Ranks = Annotated[int, number(int, 0, 4096)]
+SmallCount = Annotated[int, number(int, 0, 4096)]
 PathFlag = Annotated[Path, spec("PATH", Path)]
 TRACKERS = "wandb", "trackio", "tensorboard"
 # What a resumed run may change: its length, what it saves and measures on the way, how fast it
@@ -146,9 +146,9 @@ class Machine:
     """Device; auto: cuda if available."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the forward and backward pass; auto: bfloat16 on cuda."""
-    ranks: Ranks = 0
+    ranks: SmallCount = 0
     """Number of processes, unless torchrun starts them; 0: one per GPU."""
-    threads: Ranks = 0
+    threads: SmallCount = 0
     """CPU threads per process; 0: torch's default."""
     generate_batch: Natural = 0
     """Responses generated at a time; 0: what a GPU of this size holds, 512 on a CPU."""
@@ -202,11 +202,11 @@ class TrainConfig:
     """Digest of the run's problems, which must be the same when it is resumed."""
 
 
-PAPER = TrainConfig()
+PAPER_RECIPE = TrainConfig()
 # Sizes for two CPU cores. A line of work is 12 tokens; the scoring forward takes micro-batches
 # above a mini-batch.
 EMBEDDED = replace(
-    PAPER,
+    PAPER_RECIPE,
     task="embedded",
     problems=Problems(heldout=512),
     shear=Shear(window=12, stride=6),
@@ -217,7 +217,7 @@ EMBEDDED = replace(
 # Sizes for a model of 135 million parameters on two CPU cores. Responses have 30 to 80 tokens, a
 # step about 16; spans of 12 in steps of 4 compare less than one. Plain text is the shortest prompt.
 WORDS = replace(
-    PAPER,
+    PAPER_RECIPE,
     task="words",
     problems=Problems(heldout=64, template="plain", warmup_steps=40),
     shear=Shear(window=12, stride=4),
@@ -226,7 +226,12 @@ WORDS = replace(
     evaluation=Evaluation(eval_groups=16),
     machine=TrainMachine(recompute=False),
 )
-PRESETS = {"embedded": EMBEDDED, "words": WORDS, "math": PAPER, "code": replace(PAPER, task="code")}
+PRESETS = {
+    "embedded": EMBEDDED,
+    "words": WORDS,
+    "math": PAPER_RECIPE,
+    "code": replace(PAPER_RECIPE, task="code"),
+}
 
 
 def smoke(config: TrainConfig) -> TrainConfig:
@@ -255,7 +260,7 @@ class Preset:
 def preset(argv: Sequence[str] | None) -> TrainConfig:
     """The defaults that --task, --model and --smoke choose, with the names of all given flags."""
     chosen, _ = read_flags(Preset, argv, add_help=False, return_unknown_args=True)
-    default = PRESETS.get(chosen.task or ("math" if chosen.model else "embedded"), PAPER)
+    default = PRESETS.get(chosen.task or ("math" if chosen.model else "embedded"), PAPER_RECIPE)
     return replace(smoke(default) if chosen.smoke else default, given=given_flags(argv))
 
 
@@ -355,15 +360,15 @@ def parse_train(argv: Sequence[str] | None = None) -> TrainConfig:
 
 
 def refuse_other_settings(
-    wanted: Mapping[str, object], had: Mapping[str, object], holder: str, remedy: str
+    asked: Mapping[str, object], saved: Mapping[str, object], whose: str, remedy: str
 ) -> None:
-    """Raise BadInput if a `wanted` setting differs from the one that a folder was made with.
+    """Raise BadInput if a setting that is asked for differs from the `saved` one of a folder.
 
-    `had` are the settings of the folder's files; `holder` and `remedy` are parts of the message.
+    `whose` and `remedy` are parts of the message.
     """
-    for name, value in wanted.items():
-        if value != had.get(name):
-            raise BadInput(f"{flag(name)} {value}: {holder} {had.get(name)}; {remedy}")
+    for name, value in asked.items():
+        if value != saved.get(name):
+            raise BadInput(f"{flag(name)} {value}: {whose} {saved.get(name)}; {remedy}")
 
 
 # ---- eval.py -------------------------------------------------------------------------------------
@@ -427,7 +432,7 @@ class EvalConfig:
     pass_at: Counts = ()
     """Also print the unbiased pass@K; needs at least K samples."""
     paper: Annotated[
-        str | None, spec("MODEL", one_of(PAPERS_MODELS)), tyro.conf.arg(help=PAPER_HELP)
+        str | None, spec("MODEL", one_of(PAPER_TABLES)), tyro.conf.arg(help=PAPER_HELP)
     ] = None
     protocol: Protocol = Protocol()
     embedded: Embedded = Embedded()

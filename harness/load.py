@@ -208,7 +208,7 @@ def hold_out(
         heldout=heldout,
         seed=config.seed,
         max_prompt_tokens=room,
-        told="hint" in config.credit.entry.needs,  # prompts must fit with their answer
+        with_answer="hint" in config.credit.entry.needs,  # prompts must fit with their answer
     )
 
 
