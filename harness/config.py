@@ -15,8 +15,7 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -277,14 +276,16 @@ def read_flags(kind: type, argv: Sequence[str] | None, **options: Any) -> Any:
     A flag that takes several values appends where it is given again. tyro prints --help and
     mistakes, on rank 0 alone, and ends the process.
     """
-    with safe_streams():
-        return tyro.cli(
-            kind,
-            args=merge_lists(sys.argv[1:] if argv is None else argv, list_flags(kind)),
-            config=FLAT,
-            console_outputs=not rank_of_torchrun(),
-            **options,
-        )
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head -1` ends without a word
+    config = tyro.cli(
+        kind,
+        args=merge_lists(sys.argv[1:] if argv is None else argv, list_flags(kind)),
+        config=FLAT,
+        console_outputs=not rank_of_torchrun(),
+        **options,
+    )
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it
+    return config
 
 
 def list_flags(kind: type) -> set[str]:
@@ -331,22 +332,6 @@ def refuse_flags(config: TrainConfig, refused: str, reason: str) -> None:
     for name in refused.split():
         if name in config.given:
             raise BadInput(f"{flag(name)}: {reason}; leave it out")
-
-
-@contextmanager
-def safe_streams() -> Iterator[None]:
-    """Inside, help and mistakes can be printed, whatever streams the shell has left."""
-    # Python has None for one that is closed, as by `>&-`.
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    try:
-        os.getcwd()
-    except FileNotFoundError:  # torch could not be loaded
-        print("error: the working directory is gone; change to another one", file=sys.stderr)
-        sys.exit(2)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head -1` ends without a word
-    yield
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it
 
 
 def rank_of_torchrun() -> int | None:
