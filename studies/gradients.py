@@ -74,6 +74,7 @@ from tqdm import tqdm
 
 from credit.batch import Batch, Context
 from credit.methods import assign_credit
+from credit.table import Need
 from grpo import cat_padded
 from harness import files, fsdp, log, tables
 from harness.command import resolve, run_command
@@ -104,7 +105,7 @@ def main(argv: list[str] | None = None) -> None:
         print("\n".join(map(log.wrap, run.notes)), flush=True)
     run.folder = flags.rows.with_suffix("")
     give_lessons(run)
-    if not run.context.prm and any("prm" in arms[arm].credit.entry.needs for arm in arms):
+    if not run.context.prm and any(Need.PRM in arms[arm].credit.entry.needs for arm in arms):
         run.context.prm = own_prm(run)
     run.context = context_at_start(run)
     reference, gradients = take_gradients(run, arms, flags)
@@ -117,7 +118,7 @@ def main(argv: list[str] | None = None) -> None:
 
 def differs_in_credit_alone(settings: TrainConfig, config: TrainConfig) -> bool:
     """Whether an arm's settings are the run's but for those of credit and of SHEAR."""
-    needs_adapter = "adapter" in settings.credit.entry.needs
+    needs_adapter = Need.ADAPTER in settings.credit.entry.needs
     same = replace(settings, credit=config.credit, shear=config.shear, given=config.given)
     return same == config and not settings.credit.lora_rank and not needs_adapter
 
