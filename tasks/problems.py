@@ -70,7 +70,7 @@ from rewards import (
     without_copies,
 )
 from tasks.errors import BadInput, bad_input_on_error
-from tasks.lessons import FirstError
+from tasks.lessons import FirstError, imitate
 from tasks.reward import load_reward
 from tasks.rows import SURROGATE, from_hub, lacks, read_rows
 from tasks.settings import Grading, Problems
@@ -317,7 +317,24 @@ def split(
             f"WARNING: {len(both)} problem(s) held out are trained on, too; leave doubles out of "
             "--data"
         )
-    return replace(task, train=fitting[heldout:], heldout=fitting[:heldout]), notes
+    train = fitting[heldout:]
+    held = {problem["problem"] for problem in fitting[:heldout]}
+    solved = [row for row in train if "solution" in row and row["problem"] not in held]
+    lessons = task.lessons
+    if solved:
+        draw = partial(random.Random(f"lessons {seed}").choice, solved)
+        lessons = partial(
+            imitate, tokenizer=tokenizer, prompt=task.prompt, make=draw, show=boxed_solution
+        )
+    return replace(task, train=train, heldout=fitting[:heldout], lessons=lessons), notes
+
+
+def boxed_solution(problem: dict) -> str:
+    """The problem's solution as a response: its answer is in a box."""
+    solution = problem["solution"]
+    if last_box(solution) is None:
+        solution += f"\n\\boxed{{{problem['answer']}}}"
+    return solution
 
 
 # ---- templates -----------------------------------------------------------------------------------
@@ -400,6 +417,8 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
                 problem = as_problem(row, kind)
                 problems.append(problem)
                 if kind == "math":
+                    if is_text(row.get("solution")):
+                        problem["solution"] = row["solution"]
                     reading = reading_of(problem["answer"], row.get("solution"))
                     readings.setdefault(reading, f"row {count}, answer {problem['answer']!r:.60}")
             except (ValueError, TypeError, RecursionError) as error:
@@ -407,7 +426,8 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
                     raise BadInput(f"{blame}, row {count}: {error}") from error
                 dropped.append(f"row {count}: {error}")
     wanted = len(problems) + len(dropped)
-    notes = [f"data {source}: {wanted:,} of {count:,} rows {FILTERS[kind]}"]
+    which = f" {FILTERS[kind]}" if wanted < count else ""
+    notes = [f"data {source}: {wanted:,} of {count:,} rows{which}"]
     if data is None and wanted != expected:
         notes.append(
             f"WARNING: {wanted:,} problems in {source}, {expected:,} expected: not the paper's "

@@ -34,22 +34,16 @@ from decimal import Decimal
 from functools import partial
 from itertools import accumulate, pairwise
 
-import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from fast.packing import packing_of
-from grpo import Policy, Rollouts, pad_left, token_ids
 from rewards import box_place
 from tasks import problems
 from tasks.lessons import (
     MADE_PROBLEMS,
     FirstError,
-    demonstrate_batch,
     draw_apart,
-    pad_right,
+    imitate,
     result_of,
-    teach,
 )
 from tasks.problems import Task
 from tasks.settings import Grading, Problems
@@ -94,8 +88,6 @@ KINDS = "operand", "operator", "operand", "result"  # of a mistake, by the part 
 
 LENGTHS = 2, 2, 3, 3, 4, 5  # steps per problem, drawn with equal chances
 SLIP = 0.15  # chance that a step of a demonstration is wrong
-BATCH = 8  # demonstrations per batch of supervised learning
-LR = 1e-4  # learning rate for teaching a pretrained model
 
 
 def task(
@@ -304,27 +296,14 @@ def warm_up(
     steps: int,
     seed: int,
 ) -> float:
-    """Teach a model the form of a response, slips included; return the last loss.
-
-    It takes `steps` batches of demonstrations. `prompt` makes the text that the model continues;
-    `forbidden` problems (the held-out ones) are never shown.
-    """
+    """Teach a model the form of a response, slips included, by `imitate`; return the last loss."""
     rng = random.Random(f"demonstrations {seed}")
-    policy = Policy(model, layout=packing_of(model))
-
-    def batch_loss() -> Tensor:
-        """Minus the mean log-probability of the response tokens of a batch of demonstrations."""
-        pairs = demonstrate_batch(
-            BATCH, lambda: make_problem(rng), lambda problem: demonstrate(problem, rng), forbidden
-        )
-        prompts = token_ids(tokenizer, [prompt(problem) for problem, _ in pairs])
-        texts = [response for _, response in pairs]
-        responses = [[*ids, tokenizer.eos_token_id] for ids in token_ids(tokenizer, texts)]
-        prompt_ids, prompt_mask = pad_left(prompts, 0, model.device)  # (8, P), (8, P)
-        ids = pad_right(responses, -1, model.device)  # (8, T)
-        mask = ids >= 0  # (8, T)
-        truncated = torch.zeros(len(pairs), dtype=torch.bool)  # (8,)
-        rollouts = Rollouts(prompt_ids, prompt_mask, ids.clamp_min(0), mask, truncated, texts)
-        return -policy(rollouts, 1.0).log_probs[mask].mean()
-
-    return teach(model, batch_loss, steps, "warm-up", lr=LR, rise=5)
+    return imitate(
+        model,
+        forbidden,
+        steps=steps,
+        tokenizer=tokenizer,
+        prompt=prompt,
+        make=lambda: make_problem(rng),
+        show=lambda problem: demonstrate(problem, rng),
+    )

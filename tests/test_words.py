@@ -155,7 +155,7 @@ def test_warm_up_teaches_the_form(monkeypatch):
     hook = register_module_forward_pre_hook(note)
     first = words.warm_up(model, tokenizer, prompt, set(), steps=1, seed=0)
     hook.remove()
-    monkeypatch.setattr(words, "LR", 1e-2)
+    monkeypatch.setattr(lessons, "PRETRAINED_LR", 1e-2)
     last = words.warm_up(model, tokenizer, prompt, set(), steps=15, seed=1)
     assert first == pytest.approx(math.log(len(tokenizer)), abs=0.5)  # nats per token
     words.warm_up(model, tokenizer, prompt, set(shown[:8]), steps=1, seed=0)
