@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="DataclassInstance")
 Texts = Annotated[tuple[str, ...], several(spec("TEXT", str))]
 BENCH_HELP = (
-    "embedded, math (aime24, aime25, amc23, math500, olympiadbench), code (humaneval, humaneval+, "
-    "mbpp, mbpp+, livecodebench), or some of these by name; default: embedded for its models, "
-    "otherwise math."
+    "heldout or embedded (what the model's run held out), math (aime24, aime25, amc23, math500, "
+    "olympiadbench), code (humaneval, humaneval+, mbpp, mbpp+, livecodebench), or some of these by "
+    "name; default: what the model's run held out, otherwise math."
 )
 PAPER_HELP = (
     f"Print the paper's numbers of this model next to the results: {', '.join(PAPER_TABLES)}; "
@@ -384,7 +384,7 @@ class Protocol:
     samples: Natural = 0
     """Responses per problem; 0: the paper's k for the benchmark."""
     template: Template = "auto"
-    """Prompt template, as in train.py."""
+    """Prompt template, as in train.py; auto: for a model of a run that of the run."""
     block: Count = 128
     """Number of responses that are sampled, graded and saved together."""
     grade_timeout: Seconds = None

@@ -35,6 +35,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -223,13 +224,21 @@ def as_task(
     kind = loaded.benchmark.kind
     grade = grader(kind, protocol.grade_timeout or loaded.benchmark.timeout_s, protocol.sandbox)
     if kind != "embedded":
-        template = choose_template(protocol.template, files.origin_of(name), tokenizer)
-        return text_task(kind, template, tokenizer, grade)
+        task = text_task(kind, template_of(protocol, name, tokenizer), tokenizer, grade)
+        return replace(loaded.task, prompt=task.prompt) if loaded.task else task
     if len(tokenizer) != len(toy.SYMBOLS):
         raise BadInput(
             f"--bench embedded: {name} is not a model of the embedded task; give other benchmarks"
         )
     return Task(kind, [], [], lambda problem: problem["problem"], grade)
+
+
+def template_of(protocol: Protocol, name: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The template of the model at `name`; auto: its run's, as far as that says one."""
+    template = protocol.template
+    if template == "auto":
+        template = files.run_of(name).get("template", template)
+    return choose_template(template, files.origin_of(name), tokenizer)
 
 
 def choose_batch_of_model(

@@ -268,7 +268,7 @@ def load_benchmarks(
     sets = benchmarks.load_sets(
         list(config.evaluation.bench),
         list(config.evaluation.bench_data),
-        make_embedded,
+        {"embedded": make_embedded},
         flag="--bench-data",
     )
     protocol = evaluation.protocol_of(config)

@@ -182,11 +182,12 @@ def foresee(config: TrainConfig) -> list[str]:
     # FLOPs per token and parameter: 2 to sample, 2 to score, 6 to train, 2 to recompute
     flops = (2 / SAMPLING + 10 / TRAINING) * rollouts * sampling.max_tokens * parameters(model)[0]
     hours = flops / (world * peak * 1e12) / 3600
+    gpus = f"{world} {config.machine.plan}"
     note = (
-        f"about {hours:,.0f} hours on {world} {config.machine.plan} if all {rollouts:,} responses "
+        f"about {hours:,.0f} hours on {gpus} if all {rollouts:,} responses have "
+        f"{sampling.max_tokens} tokens, fewer if they are shorter; assumes {SAMPLING:.0%} of the "
+        f"peak FLOP/s in sampling and {TRAINING:.0%} in scoring and training"
     )
-    note += f"have {sampling.max_tokens} tokens, in proportion fewer if they are shorter: assumes "
-    note += f"{SAMPLING:.0%} of the peak FLOP/s in sampling and {TRAINING:.0%} in training"
     return [*memory_lines(gb, room), note]
 
 
