@@ -18,6 +18,7 @@ Left out: serving engines (their responses can be replayed), tensor parallelism.
 """
 
 import dataclasses
+import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -37,7 +38,7 @@ from harness import evaluation, files, fsdp, tables
 from harness.command import resolve_machine, run_command
 from harness.evaluation import Sampler, paired_difference, samples_of, summarise
 from harness.fsdp import launch, processes
-from harness.load import check_problems, make_task
+from harness.load import task_of_run
 from harness.models import (
     check_embedded,
     load_model,
@@ -54,7 +55,7 @@ from harness.tables import (
     with_average,
     with_legend,
 )
-from tasks import benchmarks
+from tasks import benchmarks, toy
 from tasks.benchmarks import Benchmark, Loaded, math_row
 from tasks.errors import BadInput, printable
 from tasks.problems import digest_of
@@ -121,16 +122,10 @@ def own_problems(models: list[str]) -> Loaded:
     sets = {}  # digest of the held-out problems -> the set
     for path in models:
         run = files.run_of(path)
-        if not run or run["task"] == "embedded":
+        if not run or run.get("task") == "embedded":
             continue
-        config = files.read_config(run)
         outline, tokenizer = load_outline(path)
-        found, task, _ = make_task(config, tokenizer, evaluation.context_of(outline))
-        if found.digest != config.digest:
-            raise BadInput(
-                f"--model {path}: --data {config.problems.data} has other problems than its run "
-                "had; restore it"
-            )
+        config, task = task_of_run(path, tokenizer, evaluation.context_of(outline))
         problems = [{"id": str(number)} | row for number, row in enumerate(task.heldout, 1)]
         kind = "math" if task.reference == "answer" else "code"
         digest = digest_of(task.heldout)
@@ -159,7 +154,8 @@ def heldout_set(embedded: Embedded, models: list[str]) -> Loaded:
     chosen = set()
     for path in models:
         run = files.run_of(path)
-        check_problems(path, run)
+        if run.get("task") == "embedded":
+            task_of_run(path, toy.make_tokenizer(), math.inf)  # refuses another config.json
         settings = flat(PRESETS["embedded"]) | run | given
         chosen.add((settings["toy_lines"], settings["heldout"], settings["seed"]))
     if len(chosen) > 1:

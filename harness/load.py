@@ -239,23 +239,21 @@ class Sizes:
         return most
 
 
-def check_problems(path: str, run: dict) -> None:
-    """Raise BadInput for a model whose config.json no longer describes its run's problems.
+def task_of_run(
+    path: str, tokenizer: PreTrainedTokenizerBase, context: float
+) -> tuple[TrainConfig, Task]:
+    """The configuration and the task of the run that the model at `path` is from.
 
-    `run` holds the settings in that file; only runs of the embedded task are checked.
+    Raises BadInput if the run's problems are not those that it had.
     """
-    if run.get("task") != "embedded" or "digest" not in run:
-        return
-    config = files.read_config(run)
-    sizes = config.problems
-    train, heldout = toy.make_problems(
-        lessons.MADE_PROBLEMS, sizes.heldout, sizes.toy_lines, config.seed
-    )
-    if digest_of(train + heldout) != config.digest:
+    config = files.read_config(files.run_of(path))
+    made, task, _ = make_task(config, tokenizer, context)
+    if config.digest and made.digest != config.digest:
         raise BadInput(
-            f"--model {path}: config.json of its run says other problems than the run had (seed, "
-            "toy_lines or heldout was changed); restore it"
+            f"--model {path}: its run had other problems than its config.json and --data "
+            f"{config.problems.data} say now; restore them"
         )
+    return config, task
 
 
 def load_benchmarks(

@@ -332,7 +332,7 @@ def split(
 def boxed_solution(problem: dict) -> str:
     """The problem's solution as a response: its answer is in a box."""
     solution = problem["solution"]
-    if last_box(solution) is None:
+    if boxed_answer(solution) is None:
         solution += f"\n\\boxed{{{problem['answer']}}}"
     return solution
 

@@ -17,8 +17,9 @@ from docs.records.random_model import LARGE
 from harness import log
 from harness.files import append_rows, read_lines
 from harness.load import make_task
+from harness.models import outline_of
 from tasks import lessons
-from tasks.problems import boxed_solution, load_problems
+from tasks.problems import boxed_solution
 
 SIZES = "--task own --steps 1 --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 4 "
 SIZES += "--max-tokens 9 --heldout 4 --eval-groups 1"
@@ -90,14 +91,11 @@ def test_lessons_show_solutions_of_what_is_trained_on(flags, monkeypatch, qwen_f
         raise KeyboardInterrupt
 
     monkeypatch.setattr(lessons, "demonstrate_batch", look)
-    model = torch.nn.Linear(1, 1)
-    monkeypatch.setattr(lessons, "Policy", lambda *parts, **options: None)
-    monkeypatch.setattr(lessons, "packing_of", lambda model: None)
     with pytest.raises(KeyboardInterrupt):
-        task.lessons(model, set(), steps=1)
-    due = {(f"{i}?", f"so {i}\n\\boxed{{{i}}}") for i in range(1, 10)}
-    assert set(shown) == {pair for pair in due if pair[0] in problems_of(task.train)}
-    assert len(set(shown)) < 9
+        task.lessons(outline_of(LARGE), set(), steps=1)
+    due = {f"{i}?": f"so {i}\n\\boxed{{{i}}}" for i in range(1, 10)}
+    assert len(due) > len(set(shown)) and dict(shown).items() <= due.items()
+    assert dict(shown).keys() == problems_of(task.train) - {"0?"}
     boxed = {"solution": r"\boxed{7}", "answer": "7"}
     assert boxed_solution(boxed) == r"\boxed{7}"
 
@@ -135,7 +133,7 @@ def test_a_run_is_evaluated_on_what_it_held_out(flags, tmp_path, monkeypatch, as
     Problems that have changed since, and runs that hold out different ones, are refused.
     """
     monkeypatch.chdir(tmp_path)
-    run_well(train, flags, "--name run --template plain --keep-samples")
+    run_well(train, flags, "--name run --template plain")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     run_well(evaluate, "--model", tmp_path / "run", "--samples 2 --out", tmp_path / "out")
     settings = json.loads((tmp_path / "out" / "settings.json").read_text())
@@ -143,18 +141,15 @@ def test_a_run_is_evaluated_on_what_it_held_out(flags, tmp_path, monkeypatch, as
     assert len(rows) == 2 * config["heldout"] and {row["benchmark"] for row in rows} == {"heldout"}
     assert {model["template"] for model in settings["models"].values()} == {"plain"}
     assert settings["data"]["heldout"]["limit"] == 9
-    _, task, _ = make_task(
-        config_from([*flags, "--template", "plain"]),
-        AutoTokenizer.from_pretrained(tmp_path / "run" / "model"),
-        512,
-    )
+    trained_on = problems_of(read_lines(tmp_path / "run" / "samples.jsonl"))
     loaded = evaluate.own_problems([str(tmp_path / "run" / "model")])
-    assert problems_of(loaded.problems) == problems_of(task.heldout) and loaded.task.refuse_copies
+    assert len(loaded.problems) == 4 and not problems_of(loaded.problems) & trained_on
+    assert loaded.task.refuse_copies
     run_well(train, flags, "--name other --seed 1")
     both = words_of("--model", tmp_path / "run", tmp_path / "other")
     assert_refused(evaluate.main, both, "--bench heldout", "one run")
     append_rows(tmp_path / "rows.jsonl", [{"problem": "new", "answer": "1"}])
-    assert_refused(evaluate.main, both[:2], "--model", "other problems", "restore it")
+    assert_refused(evaluate.main, both[:2], "--model", "other problems", "restore them")
 
 
 def test_all_groups_of_a_step_can_be_kept(flags, tmp_path):
@@ -164,15 +159,3 @@ def test_all_groups_of_a_step_can_be_kept(flags, tmp_path):
     one, kept = (read_lines(tmp_path / name / "samples.jsonl") for name in ("one", "all"))
     assert (len(one), len(kept)) == (4, 8) and len(problems_of(kept)) == 2
     assert problems_of(one) < problems_of(kept)
-
-
-def test_levels_are_named_where_rows_are_left_out_for_theirs(tmp_path):
-    """A file without levels, or with all of them wanted, is simply so many rows."""
-    rows = [{"problem": "1?", "answer": "1"}, {"problem": "2?", "answer": "2", "level": 1}]
-    append_rows(tmp_path / "none.jsonl", rows[:1])
-    append_rows(tmp_path / "some.jsonl", rows)
-    _, (none, *_) = load_problems("math", str(tmp_path / "none.jsonl"))
-    _, (some, *_) = load_problems("math", str(tmp_path / "some.jsonl"))
-    assert none.endswith("1 of 1 rows") and some.endswith(
-        "1 of 2 rows of levels 3 to 5, or of none"
-    )
