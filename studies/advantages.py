@@ -47,10 +47,8 @@ from tqdm import tqdm
 from credit.batch import Batch, Context, effective_weights
 from credit.measures import (
     around,
-    auc,
     localisation,
     peak,
-    positions,
     shares_by_part,
 )
 from credit.methods import assign_credit
@@ -169,7 +167,7 @@ def against_truth(
     """
     shear = context.shear
     errors = [batch.true_errors(context.task, context.tokenizer) for batch in batches]
-    wrong_step = torch.cat(errors)  # (B, 2)
+    wrong_step = torch.cat(errors)  # (B, 3)
     wrong_step = torch.where(wrong_step[:, :1] > 0, wrong_step, -1)  # a first token has none before
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
     if localisation(mask.float(), mask, wrong_step) is None:
@@ -205,33 +203,23 @@ def measure_place(
 ) -> dict:
     """Measure where weights (B, T) lie around the first errors of rollouts.
 
-    `wrong_step` (B, 2) is where the first wrong step starts and ends, -1 for rollouts that do not
-    count; `group` (B,) is the number of each rollout's group; "around" has the mean weights up to
-    `reach` tokens from the error.
+    `wrong_step` (B, 3) is that of `localisation`; `group` (B,) is the number of each rollout's
+    group; "around" has the mean weights up to `reach` tokens from the error. The halves of the 90%
+    jackknife intervals are added.
     """
     place: dict = dict(localisation(weights, mask, wrong_step) or {})
     place["peak"] = peak(weights, mask, wrong_step)
     place["around"] = around(weights, mask, wrong_step[:, 0], reach)
     place["shares"] = shares_by_part(weights, mask, wrong_step)
-    position = positions(mask)
-    counted = mask & (wrong_step[:, :1] >= 0)  # (B, T), n tokens
-    after = (position >= wrong_step[:, :1])[counted]  # (n,)
-    group_of = group[:, None].expand_as(mask)[counted]  # (n,)
-    aucs = auc_without_each(weights[counted], after, group_of)  # (1 + groups,)
-    place["auc_half"] = jackknife_half(aucs)
-    more = aucs - auc_without_each(position[counted], after, group_of)
+    estimates = []
+    for kept in [group >= 0] + [group != left_out for left_out in group.unique()]:  # (B,) each
+        estimates.append(localisation(weights[kept], mask[kept], wrong_step[kept]) or {})
+    aucs = pd.DataFrame(estimates, dtype=float)  # of all groups, then without each
+    for name in aucs.filter(like="auc"):
+        place[f"{name}_half"] = jackknife_half(aucs[name].to_numpy())
+    more = (aucs["auc"] - aucs["auc_position"]).to_numpy()
     place["over_position"] = [float(more[0]), jackknife_half(more)]
     return place
-
-
-def auc_without_each(values: Tensor, positive: Tensor, group: Tensor) -> np.ndarray:
-    """The AUC of n values, then for each group that of all others: (1 + groups,)."""
-    kept = [torch.ones_like(positive)] + [group != left_out for left_out in group.unique()]
-    values = values.double()
-    aucs = []
-    for rows in kept:
-        aucs.append(auc(values[rows & positive].numpy(), values[rows & ~positive].numpy()))
-    return np.array(aucs, float)
 
 
 def jackknife_half(estimates: np.ndarray) -> float:
