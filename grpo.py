@@ -258,8 +258,8 @@ def rollout(
     is_stop = torch.isin(sampled, stop_tokens)  # (B, T)
     stops_before = is_stop.cumsum(1) - is_stop.long()  # (B, T)
     mask = stops_before == 0  # (B, T) up to and including the first stop token
-    said = mask & ~is_stop  # (B, T)
-    texts = [decode(tokenizer, sampled[row][said[row]]) for row in range(len(sampled))]
+    is_text = mask & ~is_stop  # (B, T)
+    texts = [decode(tokenizer, sampled[row][is_text[row]]) for row in range(len(sampled))]
     return Rollouts(prompt_ids, prompt_mask, sampled, mask, ~is_stop.any(1), texts)
 
 

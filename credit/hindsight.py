@@ -122,14 +122,14 @@ def hsd(batch: Batch, context: Context) -> Tensor:
     compare with care. Inferred: the prompt, of which the paper says only that special tokens
     delimit what is told.
     """
-    told = []
+    problems = []
     for row, solutions in enumerate(right_peers(batch)):
         problem = context.task.informed(batch.problem_of(row))
         if solutions:
             drawn = solutions[int(torch.randint(len(solutions), ()))]
             problem = context.task.shown(problem, drawn)
-        told.append(problem)
-    return told_log_ratio(batch, told, context).expm1()
+        problems.append(problem)
+    return informed_log_ratio(batch, problems, context).expm1()
 
 
 def scapo(batch: Batch, context: Context, *, strength: float, phrasings: int) -> Tensor:
@@ -152,7 +152,7 @@ def scapo(batch: Batch, context: Context, *, strength: float, phrasings: int) ->
             problems.append(problem)
             for old, new in names.items():
                 ids[row, response == id_of[old]] = id_of[new]
-        log_ratio = told_log_ratio(batch, problems, context, ids)  # (B, T)
+        log_ratio = informed_log_ratio(batch, problems, context, ids)  # (B, T)
         distance = 2 * (log_ratio.abs() / 2).tanh()  # d, (B, T)
         stable += standardise(-distance, batch.mask, batch.group_size) / phrasings
     stable = standardise(stable, batch.mask, batch.group_size)  # u
@@ -161,8 +161,8 @@ def scapo(batch: Batch, context: Context, *, strength: float, phrasings: int) ->
 
 def answer_log_ratio(batch: Batch, context: Context) -> Tensor:
     """log pi'(y_t) - log pi(y_t), (B, T), where pi' also sees the answer."""
-    told = [context.task.informed(batch.problem_of(row)) for row in range(len(batch.rewards))]
-    return told_log_ratio(batch, told, context)
+    problems = [context.task.informed(batch.problem_of(row)) for row in range(len(batch.rewards))]
+    return informed_log_ratio(batch, problems, context)
 
 
 def peer_log_ratio(batch: Batch, context: Context) -> Tensor:
@@ -171,11 +171,11 @@ def peer_log_ratio(batch: Batch, context: Context) -> Tensor:
     It is 0 in a rollout whose group has no other right one.
     """
     peers = right_peers(batch)
-    told = []
+    problems = []
     for row, solutions in enumerate(peers):
         problem = batch.problem_of(row)
-        told.append(context.task.shown(problem, solutions[0]) if solutions else problem)
-    log_ratio = told_log_ratio(batch, told, context)  # (B, T)
+        problems.append(context.task.shown(problem, solutions[0]) if solutions else problem)
+    log_ratio = informed_log_ratio(batch, problems, context)  # (B, T)
     log_ratio[[not solutions for solutions in peers]] = 0.0
     return log_ratio
 
@@ -192,7 +192,7 @@ def right_peers(batch: Batch) -> list[list[str]]:
     return peers
 
 
-def told_log_ratio(
+def informed_log_ratio(
     batch: Batch, problems: list[dict], context: Context, ids: Tensor | None = None
 ) -> Tensor:
     """log pi'(y_t) - log pi(y_t), (B, T) float32, where pi' sees other problems, one per rollout.
@@ -203,5 +203,5 @@ def told_log_ratio(
     prompts = [context.task.prompt(problem) for problem in problems]
     encoded = context.tokenizer(prompts, add_special_tokens=False)["input_ids"]
     prompt_ids, prompt_mask = pad_left(encoded, 0, rollouts.ids.device)
-    told = replace(rollouts, prompt_ids=prompt_ids, prompt_mask=prompt_mask)
-    return context.score(told, keep_hidden=False).log_probs - batch.log_probs
+    informed = replace(rollouts, prompt_ids=prompt_ids, prompt_mask=prompt_mask)
+    return context.score(informed, keep_hidden=False).log_probs - batch.log_probs

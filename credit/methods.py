@@ -26,6 +26,7 @@ from credit.hindsight import dasd, hsd, iw_opd, rlsd, scapo, sdpo, serl
 from credit.measures import group_moments, positions, standardise
 from credit.settings import Credit
 from credit.shear_settings import closest_by_rollout, shear_options
+from credit.table import options_of
 from credit.values import bipace, kgae
 from grpo import Rollouts
 from shear import mean_norm, shear_advantages, shear_weights
@@ -39,7 +40,10 @@ def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
     methods differ in direction and not in the size of the step; a group without any weight stays as
     it is.
     """
-    token_advantages = advantages_by(credit, batch, context)  # (B, T)
+    if credit.method in FUNCTIONS:
+        token_advantages = FUNCTIONS[credit.method](batch, context, **credit.options)  # (B, T)
+    else:
+        token_advantages = mixture(batch, context, credit)  # (B, T)
     token_advantages = torch.where(batch.mask, token_advantages.detach(), 0.0)
     scale = torch.where(batch.correct[:, None], 1.0, credit.negative_scale)  # (B, 1)
     token_advantages = scale * token_advantages
@@ -51,20 +55,17 @@ def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
     return token_advantages
 
 
-def advantages_by(credit: Credit, batch: Batch, context: Context) -> Tensor:
-    """Token advantages (B, T) of a method or of a mixture, before the mask and the controls.
+def mixture(batch: Batch, context: Context, credit: Credit) -> Tensor:
+    """A_t = lam A1_t + (1 - lam) A2_t of two methods, FIRST+SECOND, with their default options.
 
-    A single method gets the options of `credit`. A mixture is lam A1 + (1 - lam) A2; lam starts at
-    `share` and rises linearly to 1 over the first `until` steps, so that training ends with the
-    first method; at `until` 0 it stays. Both methods run with their default options.
+    lam starts at `share` and rises linearly to 1 over the first `until` steps, so that training
+    ends with the first method; at `until` 0 it stays.
     """
-    options = credit.options
-    if credit.method in FUNCTIONS:
-        return FUNCTIONS[credit.method](batch, context, **options)
-    parts = credit.method.split("+")
-    first, second = [advantages_by(Credit(part), batch, context) for part in parts]
-    share = float(options["share"])
-    until = float(options["until"])
+    first, second = [
+        FUNCTIONS[name](batch, context, **options_of(name)) for name in credit.method.split("+")
+    ]
+    share = float(credit.options["share"])
+    until = float(credit.options["until"])
     if until:
         share += (1 - share) * min(1.0, context.step / until)
     return share * first + (1 - share) * second

@@ -79,8 +79,8 @@ def resume(config: TrainConfig, folder: str) -> TrainConfig:
     saved = replace(saved, out=str(run.parent), name=run.name)
     given = {name: value for name, value in flat(config).items() if name in config.given}
     fixed = {name: value for name, value in given.items() if name not in MAY_CHANGE}
-    holder = f"the run in --resume {folder} has"
-    refuse_other_settings(fixed, flat(saved), holder, "leave the flag out")
+    whose = f"the run in --resume {folder} has"
+    refuse_other_settings(fixed, flat(saved), whose, "leave the flag out")
     if "bench" in given or given.get("eval_every") == 0:  # other benchmarks, or none
         saved = with_values(saved, {"bench": (), "bench_data": ()})
     resumed = with_values(saved, given | {"resume": str(path)})

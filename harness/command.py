@@ -27,8 +27,9 @@ from huggingface_hub.utils import enable_progress_bars
 from tqdm import tqdm
 
 from harness import checkpoint, fsdp
-from harness.config import Machine, TrainConfig, check, rank_of_torchrun, with_values
+from harness.config import Machine, TrainConfig, rank_of_torchrun, with_values
 from harness.models import out_of_memory
+from harness.refusals import check
 from harness.run import Run
 from tasks import toy
 from tasks.errors import BadInput, printable
@@ -61,7 +62,7 @@ def resolve(config: TrainConfig) -> TrainConfig:
     if not config.sampling.max_tokens:  # a full response of the embedded task
         max_tokens = toy.response_tokens(config.problems.toy_lines)
         config = with_values(config, {"max_tokens": max_tokens})
-    machine = resolve_machine(config.machine, half="model" not in TASKS[config.task].has)
+    machine = resolve_machine(config.machine, half=not TASKS[config.task].makes_model)
     return replace(config, machine=machine)
 
 
@@ -115,12 +116,12 @@ def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:
             except Exception as error:  # perhaps on one rank only, so no `fsdp.leave`
                 if isinstance(error, BrokenPipeError) and reader_left():
                     return 130  # as after Ctrl-C, where the launcher prints nothing either
-                said = known_trouble(error)
+                trouble = known_trouble(error)
                 if out_of_memory(error):
-                    said = f"rank {rank or 0}: out of memory; {memory}"
-                if not said:
+                    trouble = f"rank {rank or 0}: out of memory; {memory}"
+                if not trouble:
                     raise
-                print(printable(f"error: {said}"), file=sys.stderr)
+                print(printable(f"error: {trouble}"), file=sys.stderr)
                 return 2 if getattr(error, "errno", None) in BAD_PATH else 1
             if sentence and not rank:
                 print(printable(sentence), file=sys.stderr)

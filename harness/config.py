@@ -2,7 +2,6 @@
 
     parse_train(argv), parse_eval(argv)   the flags of a command; tyro prints --help and errors
     flat(config), with_values(config, .)  settings by the names of their flags
-    check(config)                         refuse wrong settings
 
 Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318) and its protocol:
 `docs/recipe.md` has each one beside the paper's words, and our reason where the paper is silent.
@@ -16,21 +15,17 @@ import itertools
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import tyro
 
 from credit.settings import Credit, Shear
-from credit.table import NEEDS, options_of
-from harness.paper_tables import PAPER as PAPERS_MODELS
+from harness.paper_tables import PAPER_TABLES
 from tasks.errors import BadInput
 from tasks.settings import (
-    TASKS,
     Count,
     Grading,
     Natural,
@@ -58,14 +53,14 @@ BENCH_HELP = (
     "otherwise math."
 )
 PAPER_HELP = (
-    f"Print the paper's numbers of this model next to the results: {', '.join(PAPERS_MODELS)}; "
+    f"Print the paper's numbers of this model next to the results: {', '.join(PAPER_TABLES)}; "
     "default: by the name of --model."
 )
 Seed = Annotated[int, number(int, 0, 2**32 - 1)]
 Seeds = Annotated[tuple[int, ...], several(number(int, 0, 2**32 - 1))]
 Counts = Annotated[tuple[int, ...], several(number(int, 1, 10**6))]
 GroupSizes = Annotated[tuple[int, ...], several(number(int, 2, 4096))]
-Ranks = Annotated[int, number(int, 0, 4096)]
+SmallCount = Annotated[int, number(int, 0, 4096)]
 PathFlag = Annotated[Path, spec("PATH", Path)]
 TRACKERS = "wandb", "trackio", "tensorboard"
 # What a resumed run may change: its length, what it saves and measures on the way, how fast it
@@ -150,9 +145,9 @@ class Machine:
     """Device; auto: cuda if available."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the forward and backward pass; auto: bfloat16 on cuda."""
-    ranks: Ranks = 0
+    ranks: SmallCount = 0
     """Number of processes, unless torchrun starts them; 0: one per GPU."""
-    threads: Ranks = 0
+    threads: SmallCount = 0
     """CPU threads per process; 0: torch's default."""
     generate_batch: Natural = 0
     """Responses generated at a time; 0: what a GPU of this size holds, 512 on a CPU."""
@@ -206,11 +201,11 @@ class TrainConfig:
     """Digest of the run's problems, which must be the same when it is resumed."""
 
 
-PAPER = TrainConfig()
+PAPER_RECIPE = TrainConfig()
 # Sizes for two CPU cores. A line of work is 12 tokens; the scoring forward takes micro-batches
 # above a mini-batch.
 EMBEDDED = replace(
-    PAPER,
+    PAPER_RECIPE,
     task="embedded",
     problems=Problems(heldout=512),
     shear=Shear(window=12, stride=6),
@@ -221,7 +216,7 @@ EMBEDDED = replace(
 # Sizes for a model of 135 million parameters on two CPU cores. Responses have 30 to 80 tokens, a
 # step about 16; spans of 12 in steps of 4 compare less than one. Plain text is the shortest prompt.
 WORDS = replace(
-    PAPER,
+    PAPER_RECIPE,
     task="words",
     problems=Problems(heldout=64, template="plain", warmup_steps=40),
     shear=Shear(window=12, stride=4),
@@ -230,15 +225,12 @@ WORDS = replace(
     evaluation=Evaluation(eval_groups=16),
     machine=TrainMachine(recompute=False),
 )
-# What to do where a task and the flags lack what a method needs.
-REMEDIES = {
-    "adapter": "give --lora-rank",
-    "prm": "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B",
-    "box": "programs have none; choose another method",
-    "first error": "only --task embedded and words know it; choose another method",
-    "rephrase": "only --task embedded and words can; choose another method",
+PRESETS = {
+    "embedded": EMBEDDED,
+    "words": WORDS,
+    "math": PAPER_RECIPE,
+    "code": replace(PAPER_RECIPE, task="code"),
 }
-PRESETS = {"embedded": EMBEDDED, "words": WORDS, "math": PAPER, "code": replace(PAPER, task="code")}
 
 
 def smoke(config: TrainConfig) -> TrainConfig:
@@ -267,7 +259,7 @@ class Preset:
 def preset(argv: Sequence[str] | None) -> TrainConfig:
     """The defaults that --task, --model and --smoke choose, with the names of all given flags."""
     chosen, _ = read_flags(Preset, argv, add_help=False, return_unknown_args=True)
-    default = PRESETS.get(chosen.task or ("math" if chosen.model else "embedded"), PAPER)
+    default = PRESETS.get(chosen.task or ("math" if chosen.model else "embedded"), PAPER_RECIPE)
     return replace(smoke(default) if chosen.smoke else default, given=given_flags(argv))
 
 
@@ -284,14 +276,16 @@ def read_flags(kind: type, argv: Sequence[str] | None, **options: Any) -> Any:
     A flag that takes several values appends where it is given again. tyro prints --help and
     mistakes, on rank 0 alone, and ends the process.
     """
-    with safe_streams():
-        return tyro.cli(
-            kind,
-            args=merge_lists(sys.argv[1:] if argv is None else argv, list_flags(kind)),
-            config=FLAT,
-            console_outputs=not rank_of_torchrun(),
-            **options,
-        )
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head -1` ends without a word
+    config = tyro.cli(
+        kind,
+        args=merge_lists(sys.argv[1:] if argv is None else argv, list_flags(kind)),
+        config=FLAT,
+        console_outputs=not rank_of_torchrun(),
+        **options,
+    )
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it
+    return config
 
 
 def list_flags(kind: type) -> set[str]:
@@ -340,22 +334,6 @@ def refuse_flags(config: TrainConfig, refused: str, reason: str) -> None:
             raise BadInput(f"{flag(name)}: {reason}; leave it out")
 
 
-@contextmanager
-def safe_streams() -> Iterator[None]:
-    """Inside, help and mistakes can be printed, whatever streams the shell has left."""
-    # Python has None for one that is closed, as by `>&-`.
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - until the process ends
-    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
-    try:
-        os.getcwd()
-    except FileNotFoundError:  # torch could not be loaded
-        print("error: the working directory is gone; change to another one", file=sys.stderr)
-        sys.exit(2)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head -1` ends without a word
-    yield
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it
-
-
 def rank_of_torchrun() -> int | None:
     """This process's rank, if torchrun or `harness.fsdp.launch` started it."""
     return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
@@ -367,72 +345,15 @@ def parse_train(argv: Sequence[str] | None = None) -> TrainConfig:
 
 
 def refuse_other_settings(
-    wanted: Mapping[str, object], had: Mapping[str, object], holder: str, remedy: str
+    asked: Mapping[str, object], saved: Mapping[str, object], whose: str, remedy: str
 ) -> None:
-    """Raise BadInput if a `wanted` setting differs from the one that a folder was made with.
+    """Raise BadInput if a setting that is asked for differs from the `saved` one of a folder.
 
-    `had` are the settings of the folder's files; `holder` and `remedy` are parts of the message.
+    `whose` and `remedy` are parts of the message.
     """
-    for name, value in wanted.items():
-        if value != had.get(name):
-            raise BadInput(f"{flag(name)} {value}: {holder} {had.get(name)}; {remedy}")
-
-
-def check(config: TrainConfig) -> None:
-    """Raise BadInput for wrong settings, as far as they show before anything is loaded."""
-    check_method(config)
-    values = flat(config)
-
-    def refusal(name: str, reason: str) -> BadInput:
-        return BadInput(f"{flag(name)} {values[name]}: {reason}")
-
-    folder = Path(config.out) / (config.name or "")
-    if config.name and not config.checkpoints.resume and folder.exists():
-        raise refusal("name", f"{folder} exists already; choose another name")
-    if config.sampling.prompts_per_step % config.optimisation.prompts_per_update:
-        raise refusal("prompts_per_step", "must be a multiple of --prompts-per-update")
-    if config.shear.stride > config.shear.window:
-        raise refusal("stride", "exceeds --window, which leaves tokens uncovered; lower it")
-    is_nbar = config.shear.eps_unit == "nbar" and "eps_unit" not in config.given
-    if config.shear.eps > 1 and is_nbar:
-        raise refusal(
-            "eps", "is large in units of nbar; add --eps-unit raw (the distances' unit) or nbar"
-        )
-    has = TASKS[config.task].has
-    if "model" not in has:
-        if not config.model:
-            raise refusal("task", "needs --model; give smollm2, a Hugging Face folder or hub id")
-        if not config.sampling.max_tokens:
-            raise refusal("max_tokens", "only --task embedded has a fixed length; raise it")
-    if "problems" in has and config.problems.data:
-        raise refusal("data", "the task makes its own; give --task math and --model")
-    if "model" in has and config.grading.reward:
-        raise refusal("reward", "the task has a grader of its own; give --task math and --model")
-    if bool(config.evaluation.eval_every) != bool(config.evaluation.bench):
-        raise refusal("eval_every", "must be above 0 with --bench, and 0 without; give both")
-    if config.track and not find_spec(config.track):
-        raise refusal("track", "this package is not installed; leave it out")
-    if config.credit.prm and "prm" not in config.credit.entry.needs:
-        raise refusal("prm", f"--method {config.credit.method} uses no reward model; leave it out")
-    if config.credit.rescale != "none" and not config.credit.entry.weighs:
-        raise refusal("rescale", "the method has no weights; leave it out")
-
-
-def check_method(config: TrainConfig) -> None:
-    """Raise BadInput for an option that the method does not have, or a need that is not met."""
-    credit = config.credit
-    try:
-        options_of(credit.method, credit.method_option)
-    except ValueError as error:
-        raise BadInput(f"--method-option {error}") from error
-    has = {*TASKS[config.task].has}
-    if credit.lora_rank:
-        has.add("adapter")
-    if credit.prm:
-        has.add("prm")
-    for need in credit.entry.needs:
-        if need in REMEDIES and need not in has:
-            raise BadInput(f"--method {credit.method}: needs {NEEDS[need]}; {REMEDIES[need]}")
+    for name, value in asked.items():
+        if value != saved.get(name):
+            raise BadInput(f"{flag(name)} {value}: {whose} {saved.get(name)}; {remedy}")
 
 
 # ---- eval.py -------------------------------------------------------------------------------------
@@ -496,7 +417,7 @@ class EvalConfig:
     pass_at: Counts = ()
     """Also print the unbiased pass@K; needs at least K samples."""
     paper: Annotated[
-        str | None, spec("MODEL", one_of(PAPERS_MODELS)), tyro.conf.arg(help=PAPER_HELP)
+        str | None, spec("MODEL", one_of(PAPER_TABLES)), tyro.conf.arg(help=PAPER_HELP)
     ] = None
     protocol: Protocol = Protocol()
     embedded: Embedded = Embedded()

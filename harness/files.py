@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from harness.config import PAPER, TrainConfig, with_values
+from harness.config import PAPER_RECIPE, TrainConfig, with_values
 from harness.fsdp import together
 from harness.run import Ranks
 from tasks.errors import BadInput, bad_input_on_error
@@ -130,13 +130,13 @@ def read_lines(path: Path) -> list[dict]:
 
     Raises BadInput, naming the line.
     """
-    found = []
+    rows = []
     with bad_input_on_error(str(path), RESTORE):
         lines = text_of(path).split("\n")
     for number, line in enumerate(lines[:-1], 1):
         with bad_input_on_error(f"{path}, line {number}", "restore or remove the file"):
-            found.append(_object_of(line))
-    return found
+            rows.append(_object_of(line))
+    return rows
 
 
 def read_settings(path: Path) -> dict:
@@ -219,4 +219,4 @@ def read_config(settings: Mapping[str, object]) -> TrainConfig:
     values = {}
     for name, value in settings.items():
         values[name] = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
-    return with_values(PAPER, values)
+    return with_values(PAPER_RECIPE, values)

@@ -77,7 +77,7 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
         if not config.machine.generate_batch:
             batch = choose_batch_of_run(config, ranks, task, model, tokenizer, prm)
             config = with_values(config, {"generate_batch": batch})
-        if ranks.device.type == "cuda" or not makes_model(config):
+        if ranks.device.type == "cuda" or not TASKS[config.task].makes_model:
             notes += memory.plan(model, config, ranks)
         if config.model:
             if ranks.main:
@@ -86,11 +86,6 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
         model.eval()  # throughout: dropout would make sampler and trainer disagree
         context = make_context(config, Policy(model), tokenizer, task, prm)
         return Run(config, ranks, context, sets, notes)
-
-
-def makes_model(config: TrainConfig) -> bool:
-    """Whether the task has a model of its own, whose context holds a full response."""
-    return "model" in TASKS[config.task].has
 
 
 def describe(
@@ -161,7 +156,7 @@ def make_task(
     needs = config.credit.entry.needs
     responses = 1 + ("peer" in needs)  # how many must fit into the context together
     size = Sizes(config)
-    if not makes_model(config) and responses * config.sampling.max_tokens >= context:
+    if not TASKS[config.task].makes_model and responses * config.sampling.max_tokens >= context:
         most = int(context // (1 + responses))
         size.shrink("max_tokens", most, f"the model's context is {context}")
     max_tokens = size.config.sampling.max_tokens
@@ -213,7 +208,7 @@ def hold_out(
         heldout=heldout,
         seed=config.seed,
         max_prompt_tokens=room,
-        told="hint" in config.credit.entry.needs,  # prompts must fit with their answer
+        with_answer="hint" in config.credit.entry.needs,  # prompts must fit with their answer
     )
 
 
@@ -304,7 +299,7 @@ def needs_lessons(run: Run) -> bool:
         or not run.context.task.lessons
     ):
         return False
-    if makes_model(config):
+    if TASKS[config.task].makes_model:
         return not config.model
     return files.run_of(config.model or "").get("task") != config.task
 

@@ -289,15 +289,15 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list
         named = getattr(config, "eos_token_id", None)
         ids.update(named if isinstance(named, list) else [named])
     if tokenizer.chat_template:
-        said = "words of the assistant"
+        reply = "words of the assistant"
         turns = [
             {"role": "user", "content": "words of the user"},
-            {"role": "assistant", "content": said},
+            {"role": "assistant", "content": reply},
         ]
         with contextlib.suppress(Exception):  # a template may refuse any conversation
             text = tokenizer.apply_chat_template(turns, tokenize=False)
             assert isinstance(text, str)  # a list only for several conversations
-            _, found, after = text.rpartition(said)
+            _, found, after = text.rpartition(reply)
             if found:
                 # the token that the template puts after the assistant's words
                 follows = tokenizer(after.lstrip(), add_special_tokens=False)["input_ids"][:1]

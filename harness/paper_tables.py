@@ -28,7 +28,7 @@ def read_tables() -> dict[str, dict[str, dict[str, tuple[float, float]]]]:
     return tables
 
 
-PAPER = read_tables()
+PAPER_TABLES = read_tables()
 
 
 def backbone_of(name: str) -> str | None:
@@ -36,7 +36,7 @@ def backbone_of(name: str) -> str | None:
 
     None for any other model, such as one that was trained further (Qwen2.5-14B-Instruct).
     """
-    for backbone in PAPER:
+    for backbone in PAPER_TABLES:
         if plain(backbone) == plain(Path(name).name):
             return backbone
     return None

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 
 from harness.evaluation import average
-from harness.paper_tables import PAPER, backbone_of
+from harness.paper_tables import PAPER_TABLES, backbone_of
 from tasks.benchmarks import SUITES
 from tasks.errors import printable
 
@@ -153,7 +153,7 @@ def paper_means(backbone: str | None, name: str) -> dict[str, str]:
     cells = {}
     if backbone:
         for method in ("GRPO", "SHEAR"):
-            mean, _ = PAPER[backbone][method].get(name, UNKNOWN)
+            mean, _ = PAPER_TABLES[backbone][method].get(name, UNKNOWN)
             cells[f"{method} †"] = percent(mean / 100)
     return cells
 
@@ -233,7 +233,7 @@ def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[
     if not backbone:
         return with_legend(rows)
     suite = suite_of(best[0])
-    for method, numbers in PAPER[backbone].items():
+    for method, numbers in PAPER_TABLES[backbone].items():
         cells = {"": f"{method} †"}
         for name in with_average(best[0]):
             mean, deviation = numbers.get(suite if name == "average" else name, UNKNOWN)

@@ -172,7 +172,7 @@ def main(argv: list[str] | None = None) -> None:
     if len(stages["confirm"]) < 2 or set(flags.seeds) & set(tuning):
         given = " ".join(map(str, flags.seeds))
         raise BadInput(f"--seeds {given}: give two or more, and none of --tuning-seeds")
-    if "model" in TASKS[config.task].has:
+    if TASKS[config.task].makes_model:
         stages["advantages"] = tuning
     arms = allowed_arms(flags.arms, others)
     cell = Cell(shlex.join(others), arms, tuning, sorted(set(flags.rates)))
@@ -349,16 +349,13 @@ def run_from_one_start(cell: Cell, path: Path, trials: list[Trial]) -> None:
     """Run trials of one seed, one after the other; each adds its line to the file."""
     arms = {name_of(arm): arm for arm in cell.arms}
     with tempfile.TemporaryDirectory() as out:
-        start: list[str] = []  # flags: the first trial makes the start, the others load it
-        for number, trial in enumerate(trials):
-            words = ["--heldout", str(HELDOUT), *shlex.split(cell.flags), *start]
+        for number, trial in enumerate(trials):  # the first one's lessons serve all
+            words = ["--heldout", str(HELDOUT), *shlex.split(cell.flags)]
             words += ["--seed", str(trial.seed), "--lr", str(trial.lr)]
             words += ["--name", str(number), "--out", out]
             config = settings_of(arms[trial.rule], words)
             with contextlib.redirect_stdout(io.StringIO()):
                 result = run_trial(config, trial.stage, cell)
-            if Path(out, "0", "start").exists():
-                start = ["--task", config.task, "--model", f"{out}/0/start"]
             code = code_of(arms[trial.rule])
             files.append_rows(path, [trial._asdict() | {"code": code} | result])
 

@@ -278,16 +278,16 @@ def split(
     heldout: int,
     seed: int,
     max_prompt_tokens: float,
-    told: bool,
+    with_answer: bool,
 ) -> tuple[Task, list[str]]:
     """The task with `heldout` problems for evaluation and the others to train on, and notes.
 
-    The seed draws which problems are held out. A problem is dropped if its prompt, with the answer
-    told if `told`, exceeds `max_prompt_tokens`; the notes say how many were. Raises BadInput if no
-    problem is left to train on.
+    The seed draws which problems are held out. A problem is dropped if its prompt exceeds
+    `max_prompt_tokens`, together with the answer if `with_answer`; the notes say how many were.
+    Raises BadInput if no problem is left to train on.
     """
     problems = task.train
-    longest = [task.informed(problem) for problem in problems] if told else problems
+    longest = [task.informed(problem) for problem in problems] if with_answer else problems
     prompts = [task.prompt(problem) for problem in longest]
     encoded = tokenizer(prompts, add_special_tokens=False)["input_ids"]
     fitting = []

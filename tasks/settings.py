@@ -1,6 +1,6 @@
 """The settings of tasks, and the types of all flags, which check their bounds while parsing.
 
-    TASKS                which features each task has, as far as flags depend on them
+    TASKS                the properties of each task, as far as flags depend on them
     Problems, Grading    two parts of a run's configuration (`harness/config.py`)
     number, several, ... specifications from which tyro reads a flag's text
 
@@ -10,7 +10,7 @@ This file imports no torch, so that `--help` answers at once.
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Literal, NamedTuple, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from tyro.constructors import PrimitiveConstructorSpec
 
@@ -18,25 +18,30 @@ Number = TypeVar("Number", bound=float)
 LARGE = 1e30
 
 
-class Kind(NamedTuple):
+@dataclass(frozen=True)
+class Kind:
     """The properties of a task, which --task names."""
 
-    about: str  # a sentence for a run's page
-    has: frozenset[str]  # features, among them some of `credit.table.NEEDS`
+    about: str = ""  # a sentence for a run's page
+    makes_model: bool = False  # unless --model is given; full responses have a known length
+    makes_problems: bool = False
+    provides: tuple[str, ...] = ()  # needs of methods that it meets: keys of `credit.table.NEEDS`
 
 
 TASKS = {
     "embedded": Kind(
         "The task: little programs, worked out line by line; all arithmetic is mod 10, so 7*4=8.",
-        # "model": it makes its own, whose full responses have a known length
-        frozenset(["model", "prm", "problems", "first error", "rephrase", "box"]),
+        makes_model=True,
+        makes_problems=True,
+        provides=("prm", "first error", "rephrase", "box"),
     ),
     "words": Kind(
         "The task: word problems, worked out step by step.",
-        frozenset(["problems", "first error", "rephrase", "box"]),
+        makes_problems=True,
+        provides=("first error", "rephrase", "box"),
     ),
-    "math": Kind("", frozenset(["box"])),
-    "code": Kind("", frozenset()),
+    "math": Kind(provides=("box",)),
+    "code": Kind(),
 }
 
 

@@ -41,7 +41,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from fast.packing import packing_of
 from grpo import Policy, Rollouts, pad_left, token_ids
 from rewards import box_place
-from tasks import problems as text
+from tasks import problems
 from tasks.lessons import (
     MADE_PROBLEMS,
     FirstError,
@@ -109,7 +109,7 @@ def task(
 
     Raises BadInput.
     """
-    plain, note = text.empty_task("math", settings, grading, tokenizer, model_name)
+    plain, note = problems.empty_task("math", settings, grading, tokenizer, model_name)
     return replace(
         plain,
         name="words",
@@ -154,12 +154,12 @@ def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
     The second result, which maps old names to new ones, is empty.
     """
     first, *events, last = re.split(r"(?<=\.) ", problem["problem"])
-    told = []
+    retold = []
     for place, (event, (_, op, number, _)) in enumerate(zip(events, problem["steps"], strict=True)):
         ways = _ways_to_tell(op, number, problem["name"], problem["things"])
         others = [way for way in ways if way != event]
-        told.append(others[(k >> place) % len(others)])
-    return (problem | {"problem": " ".join([first, *told, last])}), {}
+        retold.append(others[(k >> place) % len(others)])
+    return (problem | {"problem": " ".join([first, *retold, last])}), {}
 
 
 def make_problems(count: int, seed: int) -> list[dict]:
@@ -206,10 +206,10 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
     outside the equations, or there is no equation or no box.
     """
     text = "".join(tokens)
-    found = _first_fault(problem, text)
-    if not found or found[1] == len(text):  # cut off within a number, which may have been right
+    fault = _first_fault(problem, text)
+    if not fault or fault[1] == len(text):  # cut off within a number, which may have been right
         return None
-    kind, start, end = found
+    kind, start, end = fault
     ends = list(accumulate(map(len, tokens)))  # where each token ends, in characters
     end = max(end, start + 1)  # a number that lacks digits is wrong at the character after it
     token = bisect_right(ends, start)
@@ -285,15 +285,15 @@ def _first_difference(equation: re.Match, step: list) -> tuple[int, int]:
     if op in "+*" and _number(equation[1]) == right:
         left, right = right, left
     for part, due in enumerate((left, op, right, result)):
-        said = equation[2] if part == 1 else _number(equation[part + 1])
-        if said != due:
-            return part, equation.start(part + 1) + _common(said, due)
+        written = equation[2] if part == 1 else _number(equation[part + 1])
+        if written != due:
+            return part, equation.start(part + 1) + _common(written, due)
     return 4, equation.end(4)
 
 
-def _common(said: Decimal | str, due: int | str) -> int:
+def _common(written: Decimal | str, due: int | str) -> int:
     """The length of the common beginning of two texts."""
-    return len(os.path.commonprefix([str(said), str(due)]))  # noqa: RUF071, of characters
+    return len(os.path.commonprefix([str(written), str(due)]))  # noqa: RUF071, of characters
 
 
 def warm_up(

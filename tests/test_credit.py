@@ -737,10 +737,10 @@ def test_dgpo_is_grpo_at_the_start_and_at_a_high_temperature(told):
 
 @pytest.fixture
 def teacher(told, monkeypatch):
-    """The teacher's log-ratios, which a test fills in; `hindsight.told_log_ratio` is a Mock."""
+    """The teacher's log-ratios, which a test fills in; `hindsight.informed_log_ratio` is a Mock."""
     ratios = torch.full_like(told.log_probs, 0.1)
     asked = Mock(side_effect=lambda *inputs: ratios.clone())
-    monkeypatch.setattr(hindsight, "told_log_ratio", asked)
+    monkeypatch.setattr(hindsight, "informed_log_ratio", asked)
     return ratios
 
 
@@ -753,7 +753,7 @@ def test_rlsd_moves_with_the_teacher_within_its_bound(told, teacher):
     ratios = torch.tensor([[math.exp(0.1), 0.8], [math.exp(-0.1), 1.2]])
     for step, share in ((0, 0.5), (25, 0.25), (50, 0), (70, 0)):
         assert_near(weights_of("rlsd", told, step=step)[:2, :2], 1 - share + share * ratios, 1e-5)
-    assert hindsight.told_log_ratio.call_count == 2  # without a share the teacher is not asked
+    assert hindsight.informed_log_ratio.call_count == 2  # without a share the teacher is not asked
 
 
 def test_serl_moves_with_a_teacher_that_sees_a_peer(told, teacher):
@@ -790,13 +790,13 @@ def test_iw_opd_and_dasd_against_their_formulas(told, teacher):
     assert torch.equal(assign("iw-opd", told, "gamma=0"), assign("sdpo", told))
 
 
-def test_told_log_ratio_is_that_of_the_same_response_after_another_prompt(told):
+def test_informed_log_ratio_is_that_of_the_same_response_after_another_prompt(told):
     """Prompts have other lengths, and the responses' ids are untouched."""
     problems = [
         {"problem": f"\\boxed{{{row}}}\n" + "a=1+2;a?\n" * (1 + row % 2)} for row in range(8)
     ]
     context = context_of(told, recipe_with(temperature=0.7, micro_tokens=100))
-    ours = hindsight.told_log_ratio(told, problems, context) + told.log_probs
+    ours = hindsight.informed_log_ratio(told, problems, context) + told.log_probs
     for row, problem in enumerate(problems):
         start = told.tokenizer(problem["problem"])["input_ids"]
         inside = told.mask[row]
@@ -819,7 +819,7 @@ def test_sdpo_and_hsd_are_told_another_right_rollout(told, teacher):
     first, second = (problem["problem"] for problem in told.problems)
     right = [told.rollouts.texts[row] + "\n" for row in (0, 3)]
     prompts = []
-    for _, problems, _ in (call.args for call in hindsight.told_log_ratio.call_args_list):
+    for _, problems, _ in (call.args for call in hindsight.informed_log_ratio.call_args_list):
         prompts.append([problem["problem"] for problem in problems])
     of_sdpo, *of_hsd = prompts
     assert of_sdpo == [right[1] + first] + [right[0] + first] * 3 + [second] * 4

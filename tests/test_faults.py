@@ -329,20 +329,10 @@ def test_workers_start_below_a_hard_limit_of_memory():
     assert done.stdout == "correct\n", done.stderr
 
 
-@pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        ("$0 $1 --help | true", ""),
-        ("$0 $1 --help >&-", ""),
-        ("rmdir ../here && $0 $1", "error: the working directory is gone; change to another one\n"),
-    ],
-)
-def test_a_shell_gets_a_sentence_or_nothing(line, said, tmp_path):
-    """The help's reader may leave, and the working directory may be gone."""
-    (tmp_path / "here").mkdir()
-    words = ["sh", "-c", line, sys.executable, train.__file__]
-    ended = subprocess.run(words, cwd=tmp_path / "here", stderr=subprocess.PIPE, text=True)
-    assert ended.stderr == said
+def test_a_reader_of_the_help_may_leave():
+    """`--help | true` prints no error."""
+    words = ["sh", "-c", "$0 $1 --help | true", sys.executable, train.__file__]
+    assert subprocess.run(words, stderr=subprocess.PIPE, text=True).stderr == ""
 
 
 def take_until_the_second_step(stream) -> None:

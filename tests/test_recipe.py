@@ -80,7 +80,9 @@ def test_every_default_of_the_evaluation():
     assert not found
     greedy = config.check_eval(config.parse_eval(["--model", "M", "--greedy"])).protocol
     assert (greedy.temperature, greedy.samples) == (0.0, 1)
-    words = "--model M --max-tokens 9 --template plain --grade-timeout 3 --sandbox process"
+    words = (
+        "--task code --model M --max-tokens 9 --template plain --grade-timeout 3 --sandbox process"
+    )
     assert evaluation.protocol_of(resolve(config.parse_train(words.split()))) == Protocol(
         max_tokens=9, template="plain", grade_timeout=3.0, sandbox="process"
     )
@@ -171,7 +173,7 @@ def test_help_shows_all_flags_with_their_defaults(command):
     """In 80 columns, without torch, it has the embedded task's, or with --model the paper's."""
     text = said(command, "--help")
     assert max(len(line) for line in text.splitlines()) <= 80
-    default = config.PAPER if command == "train.py" else config.EvalConfig()
+    default = config.PAPER_RECIPE if command == "train.py" else config.EvalConfig()
     for name in set(config.flat(default)) - {"given", "digest", "saved"}:
         assert f"--{name.replace('_', '-')}" in text
     words = text.replace("│", "").split()
@@ -215,7 +217,7 @@ def test_every_number_has_bounds(capsys):
     it, which takes a tenth of the time of all.
     """
     part_of = {}
-    for part in filter(dataclasses.is_dataclass, vars(config.PAPER).values()):
+    for part in filter(dataclasses.is_dataclass, vars(config.PAPER_RECIPE).values()):
         part_of |= dict.fromkeys(vars(part), type(part))
 
     def refuses(name: str, value: str) -> bool:
@@ -224,7 +226,7 @@ def test_every_number_has_bounds(capsys):
             config.read_flags(kind, [f"{config.flag(name)}={value}"])
         return config.flag(name) in capsys.readouterr().err
 
-    for name, value in config.flat(config.PAPER).items():
+    for name, value in config.flat(config.PAPER_RECIPE).items():
         if type(value) in (int, float) or name == "grade_timeout":
             assert all(refuses(name, text) for text in ("nan", "1e3x", "9" * 40, "-" + "9" * 40))
     for name in "task method template rescale eps_unit device dtype sandbox track".split():

@@ -18,7 +18,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from grpo import Rollouts
-from harness.config import PAPER
+from harness.config import PAPER_RECIPE
 from harness.files import append_rows
 from harness.load import make_task
 from integrations.trl_rewards import without_bos
@@ -168,7 +168,7 @@ def test_sets_that_are_large_enough_change_no_size(qwen, tmp_path):
     """Sizes stay at the context of Qwen2.5-Math-7B; a given size beyond the set is refused."""
     config, _, notes = made_task(qwen, tmp_path, numbered(800), 4096, "")
     assert not any(", not " in note for note in notes)
-    assert sizes_of(config) == (64, 512, sizes_of(PAPER)[2], 3000)
+    assert sizes_of(config) == (64, 512, sizes_of(PAPER_RECIPE)[2], 3000)
     with pytest.raises(BadInput, match="not more than --heldout 800"):
         made_task(qwen, tmp_path, [], 512, "--heldout 800")
 

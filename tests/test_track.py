@@ -10,12 +10,12 @@ from accelerate.state import PartialState
 from builders.case_files import cases
 from builders.runs import ALONE, run_of
 
-from harness.config import PAPER
+from harness.config import PAPER_RECIPE
 from harness.fsdp import leave
 from harness.log import step_log
 from harness.run import Ranks, Run
 
-CONFIG = replace(PAPER, track="wandb")
+CONFIG = replace(PAPER_RECIPE, track="wandb")
 (METRICS,) = cases("step.jsonl")
 ROW = METRICS | {"step": 2, "bench": {"aime24": {"mean": 0.25, "error": 0.1, "note": "no number"}}}
 
