@@ -215,7 +215,9 @@ def from_model(
     run.folder = flags.out
     files.write_json(run.folder / "config.json", decided)
     give_lessons(run)
-    if "prm" in TASKS[config.task].provides:
+    scored = flags.methods or METHODS
+    wanted = any("prm" in METHODS[name].needs for name in scored)
+    if wanted and "prm" in TASKS[config.task].provides:
         run.context.prm = own_prm(run)
     round_weights(run.context.policy.model, getattr(torch, config.machine.dtype))
     return run, collect(run, flags.groups, flags.continuations)
