@@ -217,8 +217,6 @@ def measure_place(
     aucs = pd.DataFrame(estimates, dtype=float)  # of all groups, then without each
     for name in aucs.filter(like="auc"):
         place[f"{name}_half"] = jackknife_half(aucs[name].to_numpy())
-    more = (aucs["auc"] - aucs["auc_position"]).to_numpy()
-    place["over_position"] = [float(more[0]), jackknife_half(more)]
     return place
 
 

@@ -27,7 +27,6 @@ import string
 from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
-from os.path import commonprefix
 
 import torch
 from transformers import (
@@ -204,11 +203,20 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
                 return None
             fault = "final" if BOX.fullmatch(line) else "format"
         if fault:
-            shared = commonprefix([symbols, SYMBOL.findall(right)])
-            return FirstError(start, fault, end, wrong=start + len(shared))
+            return FirstError(start, fault, end, wrong=start + _shared(symbols, right))
         start = end
     # no box: wrong where it should have stood
     return FirstError(start, "format", start + 1, wrong=start)
+
+
+def _shared(symbols: list[str], right: str) -> int:
+    """How many symbols a step shares with the right one before the first that differs."""
+    count = 0
+    for symbol, expected in zip(symbols, SYMBOL.findall(right), strict=False):
+        if symbol != expected:
+            break
+        count += 1
+    return count
 
 
 def _right_line(line: str, definitions: dict[str, Definition], values: dict[str, int]) -> str:

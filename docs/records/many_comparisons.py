@@ -1,11 +1,11 @@
 """What 25 comparisons with `grpo` allow to say: p, Holm's p and the noise of steps.
 
-It reads the trials of docs/records/methods.md from compare.jsonl, and prints a line per method. D is
-the mean difference of the curve from `grpo`, paired by seed. p is of a t test over the five seeds.
-Holm's p accounts for the number of methods. "step noise" is what a half of D's 90% interval would
-be if the only noise were that of the steps: a seed's difference is a mean of 20 steps, whose standard
-error follows from their spread. "too alike" is the chance (chi-square) that five differences with
-this noise agree as well as these do, or better.
+It reads the trials of docs/records/methods.md from compare.jsonl, and prints a line per method. D
+is the mean difference of the curve from `grpo`, paired by seed. p is of a t test over the five
+seeds. Holm's p accounts for the number of methods. "step noise" is half of the 90% interval that D
+would have if the only noise were that of the steps: a seed's difference is a mean of 20 steps,
+whose standard error follows from their spread. "too alike" is the chance (chi-square) that five
+differences with this noise agree as well as these do, or better.
 
 Run: `python -m docs.records.many_comparisons`.
 """
