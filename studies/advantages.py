@@ -24,7 +24,7 @@ advantage.
 First errors: how well weights tell a wrong rollout's tokens from its first error on from those
 before it, and how far off the largest weight lies (`measures.localisation`, `peak`), for every
 credit method that gives weights and for SHEAR with one option changed at a time. Intervals are 90%
-jackknife intervals over groups.
+jackknife intervals over 20 sets of groups.
 
 Left out: advantages on other tasks than the embedded one, and of single tokens; the samples, of
 which only the numbers are kept; methods whose weights need a trained adapter, which no saved model
@@ -37,7 +37,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 
-import numpy as np
 import pandas as pd
 import torch
 from scipy import stats
@@ -65,6 +64,9 @@ from studies.prefixes import (
     score_group,
 )
 from tasks.toy import SYMBOL
+
+
+FOLDS = 20  # sets of groups that the jackknife leaves out in turn; no group is split
 
 
 def weights_of(batch: Batch, context: Context, credit: Credit) -> Tensor:
@@ -211,22 +213,23 @@ def measure_place(
     place["peak"] = peak(weights, mask, wrong_step)
     place["around"] = around(weights, mask, wrong_step[:, 0], reach)
     place["shares"] = shares_by_part(weights, mask, wrong_step)
-    estimates = []
-    for kept in [group >= 0] + [group != left_out for left_out in group.unique()]:  # (B,) each
-        estimates.append(localisation(weights[kept], mask[kept], wrong_step[kept]) or {})
-    aucs = pd.DataFrame(estimates, dtype=float)  # of all groups, then without each
+    fold = group % FOLDS
+    without = []  # each fold
+    for left_out in fold.unique():
+        kept = fold != left_out  # (B,)
+        without.append(localisation(weights[kept], mask[kept], wrong_step[kept]) or {})
+    aucs = pd.DataFrame(without, dtype=float)
     for name in aucs.filter(like="auc"):
-        place[f"{name}_half"] = jackknife_half(aucs[name].to_numpy())
+        place[f"{name}_half"] = jackknife_half(aucs[name])
     return place
 
 
-def jackknife_half(estimates: np.ndarray) -> float:
-    """Half the width of the 90% interval by the jackknife over groups.
+def jackknife_half(without: pd.Series) -> float:
+    """Half the width of the 90% interval by the jackknife.
 
-    `estimates` are the estimate from all groups, and those without each group. These differ n - 1
-    times less than estimates from one group each would.
+    `without` are estimates that leave out one of n parts each. They differ n - 1 times less than
+    estimates from one part each would.
     """
-    without = pd.Series(estimates[1:])  # (n,)
     return (len(without) - 1) * half_width(without)
 
 

@@ -219,7 +219,7 @@ def test_an_auc_s_interval_is_the_jackknife_s():
     place = measure_place(weights, mask, wrong_step, group, reach=2)
     assert place["auc_half"] == pytest.approx(half, rel=1e-4)
     assert place["auc_matched_half"] > 0
-    assert np.isnan(jackknife_half(np.array([0.5, 0.6])))
+    assert np.isnan(jackknife_half(pd.Series([0.5])))
 
 
 def test_shares_of_weight_before_on_and_after_the_step():
