@@ -65,7 +65,6 @@ from studies.prefixes import (
 )
 from tasks.toy import SYMBOL
 
-
 FOLDS = 20  # sets of groups that the jackknife leaves out in turn; no group is split
 
 

@@ -8,8 +8,8 @@
     python -m docs.records.places                  # places.jsonl -> the tables
 
 A row of places.jsonl is one kind of weights in one folder, with the AUCs of
-`credit.measures.localisation`. There is a table for each number of lines of the task: means over the
-seeds, and in brackets the lowest and the highest; of one seed, ± half of the 90% interval.
+`credit.measures.localisation`. There is a table for each number of lines of the task: means over
+the seeds, and in brackets the lowest and the highest; of one seed, ± half of the 90% interval.
 """
 
 import sys
