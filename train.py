@@ -50,6 +50,7 @@ from credit import lora
 from credit.batch import Batch
 from credit.measures import credit_vs_first_error, reason_shares, sample_rows, step_metrics
 from credit.methods import assign_credit
+from credit.table import Need
 from grpo import policy_loss
 from harness import checkpoint, files, fsdp, log
 from harness.command import RunFailed, interruptible, resolve, run_command
@@ -185,7 +186,7 @@ def score_and_credit(run: Run, batch: Batch, clock: log.Clock) -> Batch:
     for block in batch.blocks():
         block.log_probs, block.entropies, block.hidden = (
             run.context.score(  # (b, T), (b, T), (n, d)
-                block.rollouts, keep_hidden="states" in credit.entry.needs
+                block.rollouts, keep_hidden=Need.STATES in credit.entry.needs
             )
         )
         clock.lap("score")

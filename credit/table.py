@@ -12,22 +12,24 @@ Left out: the methods' code and sources (`credit.methods`).
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 
 from tasks.settings import LARGE, one_of, read_number
 
-# The needs of methods, which a task, a model or a machine may lack.
-NEEDS = {
-    "states": "the last layer's hidden states, which are kept for it",
-    "pairs": "matrices of the distances between states of a group",
-    "attention": "the attention weights of a layer `self_attn`",
-    "adapter": "a LoRA adapter",
-    "prm": "a process reward model",
-    "box": "an answer in a box",
-    "hint": "the answer in its prompt",
-    "peer": "another response of the group in its prompt",
-    "first error": "the true first error",
-    "rephrase": "its problems in other words",
-}
+
+class Need(Enum):
+    """What a method may need, and a task, a model or a machine may lack."""
+
+    STATES = "the last layer's hidden states, which are kept for it"
+    PAIRS = "matrices of the distances between states of a group"
+    ATTENTION = "the attention weights of a layer `self_attn`"
+    ADAPTER = "a LoRA adapter"
+    PRM = "a process reward model"
+    BOX = "an answer in a box"
+    HINT = "the answer in its prompt"
+    PEER = "another response of the group in its prompt"
+    FIRST_ERROR = "the true first error"
+    REPHRASE = "its problems in other words"
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class Method:
     """A credit method; `credit.methods.FUNCTIONS` has its function."""
 
     about: str
-    needs: tuple[str, ...] = ()  # keys of NEEDS
+    needs: tuple[Need, ...] = ()
     # It multiplies A by weights; otherwise it has its own advantages, whose signs may differ.
     weighs: bool = True
     # The loss is a mean over only those rollouts that get credit.
@@ -91,18 +93,18 @@ METHODS = {
     "grpo": Method("every token gets its rollout's advantage"),
     "shear": Method(
         "weights are distances to the closest span of the opposite outcome",
-        ("states", "pairs"),
+        (Need.STATES, Need.PAIRS),
         options=SHEAR,
     ),
     "signbalance": Method("1 in right rollouts, and in wrong ones what makes the group sum to 0"),
     "first": Method(
         "the same distances, but only where a wrong rollout first departs",
-        ("states", "pairs"),
+        (Need.STATES, Need.PAIRS),
         options={"threshold": Option(0.03, "distance at which a rollout has gone wrong")},
     ),
     "kgae": Method(
         "changes of a value that nearby rollouts of the group estimate",
-        ("states", "pairs"),
+        (Need.STATES, Need.PAIRS),
         weighs=False,
         options={
             "decay": Option(0.95, "discount of later changes of value", 0, 1),
@@ -111,7 +113,7 @@ METHODS = {
     ),
     "bipace": Method(
         "the reward after this token minus that of all tokens in similar states",
-        ("states",),
+        (Need.STATES,),
         weighs=False,
         options={"radius": Option(0.1, "1 - cosine of states that are alike", 1e-4, 2)},
     ),
@@ -149,7 +151,7 @@ METHODS = {
     ),
     "delta": Method(
         "more credit for tokens that tell right from wrong rollouts",
-        ("states",),
+        (Need.STATES,),
         options={
             "low": Option(0.8, "weight of a token that is like the other side's", high=1),
             "high": Option(1.2, "weight of a token that is like its own side's", 1),
@@ -157,27 +159,27 @@ METHODS = {
     ),
     "oar-g": Method(
         "the answer's sensitivity to a token, by gradients",
-        ("box",),
+        (Need.BOX,),
         options=OAR | {"noise": Option(1e-3, "standard deviation of the noise on embeddings")},
     ),
-    "oar-p": Method("the answer's sensitivity to a token, by masking", ("box",), options=OAR),
+    "oar-p": Method("the answer's sensitivity to a token, by masking", (Need.BOX,), options=OAR),
     "arca": Method(
         "how far a LoRA adapter moves the token's state",
-        ("states", "adapter"),
+        (Need.STATES, Need.ADAPTER),
         options={"floor": Option(1e-6, "added to every distance")},
     ),
     "dgpo": Method(
         "how far a LoRA adapter moves the next token's distribution, gated by entropy",
-        ("adapter",),
+        (Need.ADAPTER,),
         options={
             "tau": Option(0.5, "temperature of the softmax over a rollout's tokens"),
             "kappa": Option(1.0, "exponent of the entropy; 0: it does not count", 0),
         },
     ),
-    "prm": Method("the score of the token's step by a process reward model", ("prm", "box")),
+    "prm": Method("the score of the token's step by a process reward model", (Need.PRM, Need.BOX)),
     "finepo": Method(
         "the score of the token's step, relative to its rollout's mean",
-        ("prm", "box"),
+        (Need.PRM, Need.BOX),
         options={
             "alpha": Option(0.5, "what the best step gains, as a share of A", 0),
             "bound": Option(2.0, "largest weight", 1),
@@ -186,7 +188,7 @@ METHODS = {
     ),
     "pure": Method(
         "a soft minimum of the steps' scores",
-        ("prm", "box"),
+        (Need.PRM, Need.BOX),
         weighs=False,
         options={
             "temperature": Option(0.1, "temperature of the soft minimum"),
@@ -195,42 +197,42 @@ METHODS = {
     ),
     "rlsd": Method(
         "how much likelier the token becomes when the answer is known",
-        ("box", "hint"),
+        (Need.BOX, Need.HINT),
         options=LEANING,
     ),
     "serl": Method(
         "how much likelier the token becomes after another right rollout is shown",
-        ("peer",),
+        (Need.PEER,),
         options=LEANING,
     ),
     "sdpo": Method(
         "the log-ratio after another right rollout is shown",
-        ("peer",),
+        (Need.PEER,),
         weighs=False,
         drops_uncredited=True,
         options={"mix": Option(0.0, "share of A (0.9 for weak models)", 0, 1)},
     ),
     "iw-opd": Method(
         "sdpo's log-ratio, enlarged where the rollout has little of it before the token",
-        ("peer",),
+        (Need.PEER,),
         weighs=False,
         drops_uncredited=True,
         options={"gamma": Option(0.5, "what the first token's credit gains", 0)},
     ),
     "dasd": Method(
         "A plus a little of sdpo's log-ratio where entropy is low, minus a little elsewhere",
-        ("peer",),
+        (Need.PEER,),
         weighs=False,
         options={"beta": Option(0.1, "advantage per standard deviation of the log-ratio", 0)},
     ),
     "hsd": Method(
         "the ratio to a policy that sees the answer and another right rollout, minus 1",
-        ("box", "hint", "peer"),
+        (Need.BOX, Need.HINT, Need.PEER),
         weighs=False,
     ),
     "scapo": Method(
         "less credit for tokens that depend on the problem's wording",
-        ("rephrase",),
+        (Need.REPHRASE,),
         weighs=False,
         options={
             "strength": Option(0.01, "advantage per standard deviation of instability", 0),
@@ -239,29 +241,29 @@ METHODS = {
     ),
     "attention": Method(
         "weights grow from focused tokens to those that attend widely",
-        ("attention",),
+        (Need.ATTENTION,),
         options={"slope": Option(1.0, "c goes from -slope to slope")},
     ),
     "oracle": Method(
         "control: credit only for the true first wrong step",
-        ("first error",),
+        (Need.FIRST_ERROR,),
         options={"mass": Option(0, "1: the step gets the whole rollout's credit", 0, 1)},
     ),
     "cliff": Method(
         "control: 0 before the true first error, A from it on; centred",
-        ("first error",),
+        (Need.FIRST_ERROR,),
         weighs=False,
         options={
             "prefix": Option(0.0, "share of a right rollout's advantage before the error", 0, 1)
         },
     ),
     "own-side": Method(
-        "control: distance to the closest span of the same side", ("states", "pairs")
+        "control: distance to the closest span of the same side", (Need.STATES, Need.PAIRS)
     ),
     "position": Method("control: later tokens get more"),
     "random": Method("control: weights drawn at random, equal within a window"),
     "shuffle": Method(
-        "control: SHEAR's weights in random places", ("states", "pairs"), options=SHEAR
+        "control: SHEAR's weights in random places", (Need.STATES, Need.PAIRS), options=SHEAR
     ),
 }
 MIXTURE = Method(
@@ -291,9 +293,9 @@ def method_of(name: str) -> Method:
     return replace(MIXTURE, needs=first.needs + second.needs, weighs=first.weighs and second.weighs)
 
 
-def methods_needing(word: str) -> set[str]:
-    """The names of the methods that need `word`, a key of NEEDS."""
-    return {name for name, method in METHODS.items() if word in method.needs}
+def methods_needing(need: Need) -> set[str]:
+    """The names of the methods that have this need."""
+    return {name for name, method in METHODS.items() if need in method.needs}
 
 
 def options_of(name: str, given: Sequence[str] = ()) -> dict[str, float | str]:

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit import lora, teacher
 from credit.reward_model import RewardModel
-from credit.table import NEEDS
+from credit.table import Need
 from fast.packing import layers_of
 from grpo import Policy
 from harness import evaluation, files, fsdp, memory, models
@@ -58,9 +58,9 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
             tokenizer = toy.make_tokenizer(problems.toy_lines)
         config, task, task_notes = make_task(config, tokenizer, context_of(model))
         attends = all(hasattr(layer, "self_attn") for layer in layers_of(model))
-        if "attention" in config.credit.entry.needs and not attends:
+        if Need.ATTENTION in config.credit.entry.needs and not attends:
             raise BadInput(
-                f"--method {config.credit.method}: needs {NEEDS['attention']}, which "
+                f"--method {config.credit.method}: needs {Need.ATTENTION.value}, which "
                 f"{config.model} lacks; choose another method"
             )
         check_ranks(config, ranks)
@@ -154,7 +154,7 @@ def make_task(
     notes. Raises BadInput.
     """
     needs = config.credit.entry.needs
-    responses = 1 + ("peer" in needs)  # how many must fit into the context together
+    responses = 1 + (Need.PEER in needs)  # how many must fit into the context together
     size = Sizes(config)
     if not TASKS[config.task].makes_model and responses * config.sampling.max_tokens >= context:
         most = int(context // (1 + responses))
@@ -165,7 +165,7 @@ def make_task(
     make = _MAKE_TASK[config.task]
     task, notes = make(config.problems, config.grading, config.seed, tokenizer, name)
     if task.heldout:  # the embedded task, whose prompts all have one length
-        problem = task.informed(task.heldout[0]) if "hint" in needs else task.heldout[0]
+        problem = task.informed(task.heldout[0]) if Need.HINT in needs else task.heldout[0]
         longest = len(tokenizer(task.prompt(problem))["input_ids"])
         if longest > room:
             raise BadInput(
@@ -208,7 +208,7 @@ def hold_out(
         heldout=heldout,
         seed=config.seed,
         max_prompt_tokens=room,
-        with_answer="hint" in config.credit.entry.needs,  # prompts must fit with their answer
+        with_answer=Need.HINT in config.credit.entry.needs,  # prompts must fit with their answer
     )
 
 
@@ -283,7 +283,7 @@ def give_lessons(run: Run) -> None:
     """
     if needs_lessons(run):
         run.context.policy = Policy(teach_policy(run))
-    if "prm" in run.config.credit.entry.needs and not run.context.prm:
+    if Need.PRM in run.config.credit.entry.needs and not run.context.prm:
         run.context.prm = own_prm(run)
 
 

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from credit.settings import Shear
+from credit.table import Need
 from harness import files
 from harness.config import TrainConfig, flat
 from harness.fsdp import together
@@ -174,7 +175,7 @@ def print_before(config: TrainConfig, folder: Path, before: dict) -> None:
     write_evaluation(folder, "before", before)
     shown = [f"{name} {percent(*before[name][:2])}%" for name in ("greedy", "sampled")]
     print(f"held-out accuracy before: {', '.join(shown)}", flush=True)
-    if "pairs" in config.credit.entry.needs and not config.smoke:
+    if Need.PAIRS in config.credit.entry.needs and not config.smoke:
         print(wrap(span_note(before["length"], config.shear)), flush=True)
     if not config.smoke:  # which cuts responses off
         print_no_signal(before["sampled"][0], before)

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from credit.table import NEEDS, options_of
+from credit.table import Need, options_of
 from harness.config import TrainConfig, flag, flat
 from tasks.errors import BadInput
 from tasks.settings import TASKS
@@ -65,18 +65,51 @@ EFFECTS = (
     Effect("sandbox", "--task code, or with --bench", runs_programs),
     Effect("bench_data", "--bench", lambda config: bool(config.evaluation.bench)),
     Effect(
-        "prm", "a --method with a reward model", lambda config: "prm" in config.credit.entry.needs
+        "prm",
+        "a --method with a reward model",
+        lambda config: Need.PRM in config.credit.entry.needs,
     ),
     Effect("rescale", "a --method that has weights", lambda config: config.credit.entry.weighs),
 )
-# What to do where a task and the flags lack what a method needs.
-REMEDIES = {
-    "adapter": "give --lora-rank",
-    "prm": "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B",
-    "box": "programs have none; choose another method",
-    "first error": "only --task embedded and words know it; choose another method",
-    "rephrase": "only --task embedded and words can; choose another method",
-}
+
+
+class Provision(NamedTuple):
+    """Whether a run provides what a method needs, and what to do where it does not."""
+
+    need: Need
+    is_met: Callable[[TrainConfig], bool]
+    remedy: str
+
+
+def provides_prm(config: TrainConfig) -> bool:
+    """Whether there is a process reward model; the embedded task trains one."""
+    return bool(config.credit.prm) or config.task == "embedded"
+
+
+def knows_solutions(config: TrainConfig) -> bool:
+    """Whether the task makes its problems, with each step of their solutions."""
+    return TASKS[config.task].makes_problems
+
+
+PROVISIONS = (
+    Provision(Need.ADAPTER, lambda config: config.credit.lora_rank > 0, "give --lora-rank"),
+    Provision(Need.PRM, provides_prm, "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B"),
+    Provision(
+        Need.BOX,
+        lambda config: config.task != "code",
+        "programs have none; choose another method",
+    ),
+    Provision(
+        Need.FIRST_ERROR,
+        knows_solutions,
+        "only --task embedded and words know it; choose another method",
+    ),
+    Provision(
+        Need.REPHRASE,
+        knows_solutions,
+        "only --task embedded and words can; choose another method",
+    ),
+)
 
 
 def check(config: TrainConfig) -> None:
@@ -122,11 +155,6 @@ def check_method(config: TrainConfig) -> None:
         options_of(credit.method, credit.method_option)
     except ValueError as error:
         raise BadInput(f"--method-option {error}") from error
-    provided = {*TASKS[config.task].provides}
-    if credit.lora_rank:
-        provided.add("adapter")
-    if credit.prm:
-        provided.add("prm")
-    for need in credit.entry.needs:
-        if need in REMEDIES and need not in provided:
-            raise BadInput(f"--method {credit.method}: needs {NEEDS[need]}; {REMEDIES[need]}")
+    for need, is_met, remedy in PROVISIONS:
+        if need in credit.entry.needs and not is_met(config):
+            raise BadInput(f"--method {credit.method}: needs {need.value}; {remedy}")

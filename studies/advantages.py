@@ -52,7 +52,7 @@ from credit.measures import (
 )
 from credit.methods import assign_credit
 from credit.settings import Credit, Shear
-from credit.table import METHODS, NEEDS
+from credit.table import METHODS, Need
 from grpo import cat_padded
 from harness.config import with_values
 from harness.run import Run, seed_of
@@ -178,12 +178,12 @@ def against_truth(
     place_of = partial(
         measure_place, mask=mask, wrong_step=wrong_step, group=group, reach=2 * shear.window
     )
-    has = {"prm": context.prm, "rephrase": context.task.rephrase, "adapter": None}
+    has = {Need.PRM: context.prm, Need.REPHRASE: context.task.rephrase, Need.ADAPTER: None}
     measured = []
     for name in methods:
         missing = [need for need in METHODS[name].needs if not has.get(need, True)]
         if missing:
-            print(f"left out: {name} against the truth: needs {NEEDS[missing[0]]}")
+            print(f"left out: {name} against the truth: needs {missing[0].value}")
         else:
             credit = Credit(name, options if name == "shear" else ())
             measured.append(("methods", name, credit, shear))

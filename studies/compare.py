@@ -53,7 +53,7 @@ from typing import Annotated, NamedTuple
 
 import tyro
 
-from credit.table import METHODS, methods_needing
+from credit.table import METHODS, Need, methods_needing
 from harness.config import PathFlag, Seeds, Texts, parse_study
 from tasks.errors import BadInput
 from tasks.settings import TASKS, Count, number, several
@@ -69,7 +69,7 @@ ARMS = [
     "shear-dynamic: shear --dynamic-sampling 4",
     "grpo-lora: grpo --lora-rank 16",
 ]
-WITH_ADAPTER = methods_needing("adapter")
+WITH_ADAPTER = methods_needing(Need.ADAPTER)
 ARMS += [f"{name}-lora: {name} --lora-rank 16" for name in sorted(WITH_ADAPTER)]
 ARMS += [name for name in METHODS if name not in {"grpo", "shear", "sdpo", *WITH_ADAPTER}]
 ARMS_HELP = (
@@ -412,7 +412,7 @@ def advantages_of(run: Run, cell: Cell) -> dict:
     arms = {}
     for arm in cell.arms:
         credit = settings_of(arm, shlex.split(cell.flags)).credit
-        needs = {"prm", "adapter"}.intersection(credit.entry.needs)
+        needs = {Need.PRM, Need.ADAPTER}.intersection(credit.entry.needs)
         if not needs and CREDIT.issuperset(given_flags(words_of(arm))):
             arms[name_of(arm)] = credit
     heldout = run.context.task.heldout[:GROUPS]

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Annotated
 
 from credit.settings import Credit
-from credit.table import METHODS
+from credit.table import METHODS, Need
 from harness.config import (
     PathFlag,
     TrainConfig,
@@ -223,9 +223,8 @@ def from_model(
     run.folder = flags.out
     files.write_json(run.folder / "config.json", decided)
     give_lessons(run)
-    scored = flags.methods or METHODS
-    wanted = any("prm" in METHODS[name].needs for name in scored)
-    if wanted and "prm" in TASKS[config.task].provides:
+    needs_prm = any(Need.PRM in METHODS[name].needs for name in flags.methods or METHODS)
+    if needs_prm and TASKS[config.task].makes_model:
         run.context.prm = own_prm(run)
     round_weights(run.context.policy.model, getattr(torch, config.machine.dtype))
     return run, collect(run, flags.groups, flags.continuations)

@@ -30,7 +30,6 @@ rank holds the whole model.
 """
 
 import math
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,7 +65,6 @@ class Gradients:
 if __name__ == "__main__":
     parse_study(Gradients)  # --help and wrong flags end here: the imports below take seconds
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -74,6 +72,7 @@ from tqdm import tqdm
 
 from credit.batch import Batch, Context
 from credit.methods import assign_credit
+from credit.table import Need
 from grpo import cat_padded
 from harness import files, fsdp, log, tables
 from harness.command import resolve, run_command
@@ -81,8 +80,9 @@ from harness.config import TrainConfig, parse_train
 from harness.load import give_lessons, load_run, own_prm
 from harness.run import Run, seed_of
 from harness.sampling import sample_and_grade
+from studies import figures
 from studies.advantages import half_width
-from studies.compare import allowed_arms, name_of, settings_of, words_of
+from studies.compare import allowed_arms, name_of, settings_of
 from studies.prefixes import context_at_start
 
 
@@ -104,20 +104,21 @@ def main(argv: list[str] | None = None) -> None:
         print("\n".join(map(log.wrap, run.notes)), flush=True)
     run.folder = flags.rows.with_suffix("")
     give_lessons(run)
-    if not run.context.prm and any("prm" in arms[arm].credit.entry.needs for arm in arms):
+    if not run.context.prm and any(Need.PRM in arms[arm].credit.entry.needs for arm in arms):
         run.context.prm = own_prm(run)
     run.context = context_at_start(run)
-    reference, gradients = take_gradients(run, arms, flags)
+    reference, gradients = take_gradients(run, list(arms.values()), flags)
     if ranks.main:
-        rows = arm_rows(config, reference, gradients)
-        files.append_rows(flags.rows, rows)
+        rows = arm_rows(list(arms), reference, gradients)
+        about = {"task": config.task, "model": config.model, "seed": config.seed}
+        files.append_rows(flags.rows, [about | row for row in rows])
         draw_differences(rows, flags.rows.with_suffix(".svg"))
-        print("\n".join(tables.markdown(gradient_table(rows))))
+        print("\n".join(tables.markdown(list(map(table_line, rows)))))
 
 
 def differs_in_credit_alone(settings: TrainConfig, config: TrainConfig) -> bool:
     """Whether an arm's settings are the run's but for those of credit and of SHEAR."""
-    needs_adapter = "adapter" in settings.credit.entry.needs
+    needs_adapter = Need.ADAPTER in settings.credit.entry.needs
     same = replace(settings, credit=config.credit, shear=config.shear, given=config.given)
     return same == config and not settings.credit.lora_rank and not needs_adapter
 
@@ -125,26 +126,20 @@ def differs_in_credit_alone(settings: TrainConfig, config: TrainConfig) -> bool:
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-def take_gradients(
-    run: Run, arms: dict[str, TrainConfig], flags: Gradients
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The reference's gradients (R, K), and each arm's (N, K), K numbers of each batch's."""
-    total = flags.reference + flags.batches
-    own = fsdp.share(list(range(total)), run.ranks)
+def take_gradients(run: Run, arms: list[TrainConfig], flags: Gradients) -> tuple[Tensor, Tensor]:
+    """The reference's gradient (K,), and each arm's of every batch (arms, N, K)."""
+    own = fsdp.share(list(range(flags.reference + flags.batches)), run.ranks)
     taken = []
     for index in tqdm(own, "batches", leave=False, disable=None):
         batch = sample_batch(run, index)
         if index < flags.reference:
-            credit = {"reference": leave_one_out(batch)}
+            credit = leave_one_out(batch)[None]  # (1, B, T)
         else:
-            credit = credit_by_arm(run.context, batch, arms)
+            credit = credit_by_arm(run.context, batch, arms)  # (arms, B, T)
         taken.append(gradients_of(run, batch, credit, flags.numbers))
     taken = fsdp.gather_items(taken, run.ranks)
-    reference = torch.stack([one["reference"] for one in taken[: flags.reference]])
-    gradients = {}
-    for arm in arms:
-        gradients[arm] = torch.stack([one[arm] for one in taken[flags.reference :]])
-    return reference, gradients
+    reference = torch.cat(taken[: flags.reference]).mean(0)
+    return reference, torch.stack(taken[flags.reference :], 1)
 
 
 def sample_batch(run: Run, index: int) -> Batch:
@@ -162,43 +157,42 @@ def sample_batch(run: Run, index: int) -> Batch:
 def leave_one_out(batch: Batch) -> Tensor:
     """Token advantages (B, T) of r_i minus the mean of the group's other rewards."""
     rewards = batch.rewards.nan_to_num(0.0).view(-1, batch.group_size)  # (groups, G)
-    others = (rewards.sum(1, keepdim=True) - rewards) / (batch.group_size - 1)
-    return (rewards - others).view(-1, 1) * batch.mask
+    gaps = rewards - rewards.mean(1, keepdim=True)  # from the mean of all, r_i included
+    return gaps.view(-1, 1) * batch.group_size / (batch.group_size - 1) * batch.mask
 
 
-def credit_by_arm(
-    context: Context, batch: Batch, arms: dict[str, TrainConfig]
-) -> dict[str, Tensor]:
-    """Each arm's token advantages (B, T)."""
-    parts: dict[str, list[Tensor]] = {arm: [] for arm in arms}
+def credit_by_arm(context: Context, batch: Batch, arms: list[TrainConfig]) -> Tensor:
+    """Each arm's token advantages (arms, B, T)."""
+    credit = []
     for block in batch.blocks():
         block.log_probs, block.entropies, block.hidden = context.score(block.rollouts)
-        for arm, settings in arms.items():
+        for settings in arms:
             own = replace(context, shear=settings.shear)
-            parts[arm].append(assign_credit(block, own, settings.credit))
-    return {arm: cat_padded(blocks) for arm, blocks in parts.items()}
+            credit.append(assign_credit(block, own, settings.credit))
+    return torch.stack([cat_padded(credit[arm :: len(arms)]) for arm in range(len(arms))])
 
 
-def gradients_of(
-    run: Run, batch: Batch, credit: dict[str, Tensor], count: int
-) -> dict[str, Tensor]:
-    """For each arm's token advantages, `count` numbers of the gradient of the batch's objective."""
+def gradients_of(run: Run, batch: Batch, credit: Tensor, count: int) -> Tensor:
+    """The gradients of the batch's objective by each credit (arms, B, T): `count` numbers of each.
+
+    Raises BadInput where no group has right and wrong rollouts.
+    """
     policy = run.context.policy
     weights = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    lengths = batch.rollouts.lengths
-    tokens = max(1, int(batch.mask.sum()))
-    sums: dict[str, Tensor] = {}
     learning = batch.advantages.nonzero().flatten().tolist()
-    for rows in policy.layout.pack(learning, lengths, run.config.optimisation.micro_tokens):
+    if not learning:
+        raise BadInput("a batch has no group of right and wrong rollouts; raise --prompts-per-step")
+    sums = torch.zeros(())
+    limit = run.config.optimisation.micro_tokens
+    for rows in policy.layout.pack(learning, batch.rollouts.lengths, limit):
         micro_batch = batch.rollouts.take(rows)
-        width = micro_batch.ids.shape[1]
         log_probs = policy(micro_batch, run.context.temperature).log_probs  # (b, t)
-        for arm, token_advantages in credit.items():
-            objective = (token_advantages[rows, :width] * log_probs).sum() / tokens
+        parts = []
+        for token_advantages in credit[:, rows, : log_probs.shape[1]]:  # (b, t)
+            objective = (token_advantages * log_probs).sum() / batch.mask.sum()
             gradient = torch.autograd.grad(objective, weights, retain_graph=True)
-            sums[arm] = sums.get(arm, 0) + project(gradient, count)
-    if not sums:
-        raise BadInput("no group of a batch has right and wrong rollouts; raise --prompts-per-step")
+            parts.append(project(gradient, count))
+        sums = sums.to(log_probs.device) + torch.stack(parts)  # (arms, K)
     return sums
 
 
@@ -208,37 +202,39 @@ def project(gradient: Sequence[Tensor], count: int) -> Tensor:
     Every entry is added with a random sign to a random one of the `count` numbers (a count sketch).
     The same entries always go to the same numbers.
     """
-    if sum(part.numel() for part in gradient) <= count:
-        return torch.cat([part.flatten().float() for part in gradient])
-    numbers = torch.zeros(count, device=gradient[0].device)
-    for place, part in enumerate(gradient):
-        generator = torch.Generator(part.device).manual_seed(place)
-        target = torch.randint(count, (part.numel(),), generator=generator, device=part.device)
-        sign = torch.randint(2, (part.numel(),), generator=generator, device=part.device) * 2 - 1
-        numbers.index_add_(0, target, sign * part.flatten().float())
-    return numbers
+    whole = torch.cat([part.flatten().float() for part in gradient])  # (P,)
+    if len(whole) <= count:
+        return whole
+    generator = torch.Generator(whole.device).manual_seed(0)
+    places = torch.randint(2 * count, whole.shape, generator=generator, device=whole.device)  # (P,)
+    sums = whole.new_zeros(2 * count).index_add_(0, places, whole)
+    return sums[:count] - sums[count:]  # a place has a number and a sign
 
 
 # ---- what is said of them ------------------------------------------------------------------------
 
 
-def arm_rows(config: TrainConfig, reference: Tensor, gradients: dict[str, Tensor]) -> list[dict]:
-    """A row per arm, with its numbers; the first arm is `grpo`."""
-    usual = next(iter(gradients.values()))
+def arm_rows(arms: list[str], reference: Tensor, gradients: Tensor) -> list[dict]:
+    """A row per arm, the largest D first, from a reference (K,) and gradients (arms, N, K).
+
+    The first arm is `grpo`.
+    """
+    usual = gradients[0]
     rows = []
-    for arm, batches in gradients.items():
+    for arm, batches in zip(arms, gradients, strict=True):
+        differences = cosines(batches, reference) - cosines(usual, reference)  # (N,)
         row = {
-            "task": config.task,
-            "model": config.model,
-            "seed": config.seed,
             "arm": name_of(arm),
-            "flags": shlex.join(words_of(arm)),
-            "cos": [round(value, 5) for value in cosines(batches, reference.mean(0)).tolist()],
-            "snr": round(signal_to_noise(batches), 5),
-            "direction": round(cosine_of_means(batches, usual), 4),
+            "flags": arm,
+            "cos": cosines(batches, reference).mean().item(),
+            "D": differences.mean().item(),
+            "half": half_width(pd.Series(differences)),
+            "snr": signal_to_noise(batches),
+            "direction": cosine_of_means(batches, usual),
+            "rollouts": signal_to_noise(usual) / signal_to_noise(batches),
         }
         rows.append(row)
-    return rows
+    return sorted(rows, key=lambda row: -row["D"])
 
 
 def cosines(batches: Tensor, reference: Tensor) -> Tensor:
@@ -246,12 +242,17 @@ def cosines(batches: Tensor, reference: Tensor) -> Tensor:
     return torch.nn.functional.cosine_similarity(batches.double(), reference.double()[None])
 
 
+def product_of_means(ours: Tensor, others: Tensor) -> float:
+    """The dot product of two expected gradients, from products of different batches (N, K)."""
+    a = ours.double()
+    b = others.double()
+    products = a.sum(0) @ b.sum(0) - (a * b).sum()
+    return products.item() / (len(a) * (len(a) - 1))
+
+
 def signal_to_noise(batches: Tensor) -> float:
     """|mean|^2 over the variance of one batch's gradient (N, K), both without bias."""
-    values = batches.double()
-    variance = values.var(0).sum()
-    signal = values.mean(0).square().sum() - variance / len(values)
-    return (signal / variance).item()
+    return product_of_means(batches, batches) / batches.double().var(0).sum().item()
 
 
 def cosine_of_means(ours: Tensor, others: Tensor) -> float:
@@ -262,53 +263,25 @@ def cosine_of_means(ours: Tensor, others: Tensor) -> float:
     return product_of_means(ours, others) / math.sqrt(squares[0] * squares[1])
 
 
-def product_of_means(ours: Tensor, others: Tensor) -> float:
-    """The dot product of two expected gradients, from different batches (N, K) alone."""
-    a = ours.double()
-    b = others.double()
-    products = a.sum(0) @ b.sum(0) - (a * b).sum()
-    return products.item() / (len(a) * (len(a) - 1))
-
-
-def difference(row: dict, usual: dict) -> tuple[float, float]:
-    """D of an arm's cosine from that of `grpo`, paired by batch, and half its 90% interval."""
-    differences = pd.Series(row["cos"]) - pd.Series(usual["cos"])
-    return float(differences.mean()), half_width(differences)
-
-
-def gradient_table(rows: list[dict]) -> list[dict]:
-    """The printed table, the arms with the largest D first."""
-    lines = []
-    for row in sorted(rows, key=lambda row: -np.mean(row["cos"])):
-        mean, half = difference(row, rows[0])
-        signal = row["snr"] > 0 and rows[0]["snr"] > 0
-        lines.append(
-            {
-                "arm": row["arm"],
-                "cos": f"{np.mean(row['cos']):.3f}",
-                "D": f"{mean:+.3f} ± {half:.3f}",
-                "SNR": f"{row['snr']:.3f}",
-                "direction": f"{row['direction']:.3f}",
-                "rollouts": f"{rows[0]['snr'] / row['snr']:.1f}" if signal else "-",
-            }
-        )
-    return lines
+def table_line(row: dict) -> dict[str, str]:
+    """A row as it is printed."""
+    return {
+        "arm": row["arm"],
+        "cos": f"{row['cos']:.3f}",
+        "D": f"{row['D']:+.3f} ± {row['half']:.3f}",
+        "SNR": f"{row['snr']:.3f}",
+        "direction": f"{row['direction']:.3f}",
+        "rollouts": f"{row['rollouts']:.1f}" if row["snr"] > 0 and row["rollouts"] > 0 else "-",
+    }
 
 
 def draw_differences(rows: list[dict], path: Path) -> None:
     """Draw D of each arm with its interval, the largest at the top."""
-    from matplotlib.figure import Figure  # imported here, so that only one rank waits for it
-
-    ordered = sorted(rows, key=lambda row: np.mean(row["cos"]))
-    pairs = [difference(row, rows[0]) for row in ordered]
-    figure = Figure(figsize=(6, 1 + 0.22 * len(rows)), layout="constrained")
-    axes = figure.subplots()
-    means, halves = np.array(pairs).T
-    axes.errorbar(means, range(len(rows)), xerr=halves, fmt="o", ms=4, color=log.RIGHT)
-    axes.axvline(0, color=log.FAINT, lw=1)
-    axes.set_yticks(range(len(rows)), [row["arm"] for row in ordered], fontsize=8)
-    axes.set_xlabel("cosine with the true gradient, minus that of grpo")
-    figure.savefig(path)
+    table = pd.DataFrame(rows[::-1])
+    with figures.picture(path, 6, 1 + 0.22 * len(table)) as (axes,):
+        axes.errorbar(table["D"], table["arm"], xerr=table["half"], fmt="o", color=log.RIGHT)
+        axes.axvline(0, color=log.FAINT, lw=1)
+        axes.set_xlabel("cosine with the true gradient, minus that of grpo")
 
 
 if __name__ == "__main__":

@@ -135,13 +135,13 @@ class Task:
         """The same problem with a right response to it told."""
         return problem | {"problem": self.solved.format(response) + problem["problem"]}
 
-    def draw(self, step: int, count: int, seed: int, round: int = 0) -> list[dict]:
+    def draw(self, step: int, count: int, seed: int, attempt: int = 0) -> list[dict]:
         """The `count` problems of a step (from 0), in shuffled epochs that follow each other.
 
-        The problems of a `round` above 0, which replace some of the step's, come from epochs that
-        no step reaches.
+        The problems of an `attempt` above 0, which replace some of the step's, come from epochs
+        that no step reaches.
         """
-        epoch, start = divmod((step + round * ROUND) * count, len(self.train))
+        epoch, start = divmod((step + attempt * ROUND) * count, len(self.train))
         problems: list[dict] = []
         while len(problems) < start + count:
             shuffled = list(self.train)

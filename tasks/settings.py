@@ -25,7 +25,6 @@ class Kind:
     about: str = ""  # a sentence for a run's page
     makes_model: bool = False  # unless --model is given; full responses have a known length
     makes_problems: bool = False
-    provides: tuple[str, ...] = ()  # needs of methods that it meets: keys of `credit.table.NEEDS`
 
 
 TASKS = {
@@ -33,14 +32,9 @@ TASKS = {
         "The task: little programs, worked out line by line; all arithmetic is mod 10, so 7*4=8.",
         makes_model=True,
         makes_problems=True,
-        provides=("prm", "first error", "rephrase", "box"),
     ),
-    "words": Kind(
-        "The task: word problems, worked out step by step.",
-        makes_problems=True,
-        provides=("first error", "rephrase", "box"),
-    ),
-    "math": Kind(provides=("box",)),
+    "words": Kind("The task: word problems, worked out step by step.", makes_problems=True),
+    "math": Kind(),
     "code": Kind(),
 }
 

@@ -23,7 +23,7 @@ from credit import hindsight, lora, methods, salience
 from credit.batch import Batch, Context, effective_weights
 from credit.methods import assign_credit
 from credit.salience import Answer, outcome_weights
-from credit.table import METHODS, method_of, methods_needing
+from credit.table import METHODS, Need, method_of, methods_needing
 from grpo import Policy, group_advantages, score, to_padded
 from harness.config import TrainConfig
 from harness.load import make_task
@@ -185,7 +185,7 @@ def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave
     assert_close(padded[:, :-3], ours, atol=2e-5, rtol=1e-4)
     assert padded[:, -3:].abs().max() == 0
     # draws, peers and the leaders of clusters follow the order
-    if method not in {"random", "shuffle", "bipace"} | methods_needing("peer"):
+    if method not in {"random", "shuffle", "bipace"} | methods_needing(Need.PEER):
         order = [6, 5, 4, 7, 3, 0, 1, 2]
         exchanged = assign(method, reordered(told, order))
         # the gradient of a KL of 1e-7 nats has four digits in float32
@@ -322,7 +322,7 @@ def test_a_mixture_is_a_share_of_the_first_and_the_rest_of_the_second(options, s
 def test_a_mixture_needs_what_either_needs_and_weighs_if_both_do():
     """The rest is as in a method without a plus."""
     mixed = method_of("rlsd+kgae")
-    assert set(mixed.needs) == {"box", "hint", "states", "pairs"} and not mixed.weighs
+    assert set(mixed.needs) == {Need.BOX, Need.HINT, Need.STATES, Need.PAIRS} and not mixed.weighs
     assert method_of("grpo+shear").weighs and not method_of("kgae+grpo").weighs
     assert set(mixed.options) == {"share", "until"} and not mixed.drops_uncredited
     for name in ("grpo+", "+", "grpo+sheer", "grpo+shear+kgae", "grpo+sdpo", "iw-opd+grpo", ""):

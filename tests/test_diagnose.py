@@ -23,7 +23,7 @@ from scipy.stats import spearmanr
 from credit import teacher
 from credit.measures import around, peak, shares_by_part
 from credit.settings import Shear
-from credit.table import METHODS, methods_needing
+from credit.table import METHODS, Need, methods_needing
 from grpo import Policy, Rollouts, rollout, score
 from harness import files, models
 from harness.config import PAPER_RECIPE, with_values
@@ -372,7 +372,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     assert "left out: arca" in printed and "-0.06 / -0.23" in printed
     methods = results["methods"]
     assert methods["oracle"]["auc_step"] == 1 and methods["grpo"]["peak"] is None
-    assert set(methods) == set(METHODS) - methods_needing("adapter")
+    assert set(methods) == set(METHODS) - methods_needing(Need.ADAPTER)
     after = [each["weight_after"] for each in results["settings"].values()]
     assert len(set(after)) == len(after)  # every change has an effect
     run_well(page, tmp_path)  # the command that its last line names

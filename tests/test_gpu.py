@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import train
-from credit.table import METHODS, methods_needing
+from credit.table import METHODS, Need, methods_needing
 from fast.packing import packing_of, recompute_layers
 from fast.race import race
 from grpo import PADDED, Layout, Policy, Rollouts, policy_loss, score
@@ -49,7 +49,7 @@ pytestmark = [
     pytest.mark.usefixtures("no_curve"),
 ]
 RUN = f"--task embedded --smoke --device {DEVICE.type} --name run"
-NEEDS = dict.fromkeys(methods_needing("adapter"), "--lora-rank 2")
+NEEDS = dict.fromkeys(methods_needing(Need.ADAPTER), "--lora-rank 2")
 
 
 def to_device(*tensors: Tensor) -> list[Tensor]:

@@ -36,7 +36,7 @@ import train
 from credit import batch as batches
 from credit import methods
 from credit.methods import FUNCTIONS
-from credit.table import METHODS, Method, Option, methods_needing
+from credit.table import METHODS, Method, Need, Option, methods_needing
 from grading.sandbox import SandboxError
 from grpo import Rollouts
 from harness import files, load, models
@@ -491,7 +491,7 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(quick):
         assert run.context.tokenizer.decode(ids[mask]).removesuffix("<eos>") == text
 
 
-NEEDS = dict.fromkeys(methods_needing("adapter"), "--lora-rank 2")
+NEEDS = dict.fromkeys(methods_needing(Need.ADAPTER), "--lora-rank 2")
 STEPS = []  # of each call of `surprisal`
 
 

@@ -1,8 +1,9 @@
 """README's picture, docs/steps.svg: SHEAR's four steps on two rollouts of a default run.
 
 Run: `python -m docs.records.steps_picture`. The rows of steps.jsonl, a right and a wrong rollout,
-are the second and the fourth row of the last step in the samples.jsonl of `python train.py`;
-steps-frame.svg is the picture without their tokens and weights.
+are the third and the first row of step 33 in the samples.jsonl of `python train.py`, and each is
+closest to the other in every span that is shown; steps-frame.svg is the picture without their
+tokens and weights.
 """
 
 import html

@@ -1,0 +1,17 @@
+"""The page of a default run with every sixth of its groups: docs/credit.html.
+
+Run after `python train.py`: `python -m docs.records.small_page`.
+"""
+
+from pathlib import Path
+
+from harness.files import read_settings
+from harness.page import as_html, floor_of, read_groups
+from tasks.settings import TASKS
+
+RUN = Path("runs/embedded-shear-1")
+
+settings = read_settings(RUN / "config.json")
+groups = read_groups(RUN)[::6]  # the first is the held-out group before and after training
+page = as_html(groups, str(RUN), TASKS[settings["task"]].about, floor_of(settings))
+Path("docs/credit.html").write_text(page, encoding="utf-8")
