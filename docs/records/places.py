@@ -21,7 +21,7 @@ from harness import files, tables
 from studies.diagnose import AUCS
 
 ROWS = Path(__file__).with_name("places.jsonl")
-SHOWN = "shear|first|own-side|position|random|surprisal|reading cost|window \\d+, stride \\d+"
+SHOWN = "shear|first|own-side|position|surprisal|reading cost|window \\d+, stride \\d+"
 
 
 def rows_of(folder: Path) -> list[dict]:
