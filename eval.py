@@ -18,7 +18,6 @@ Left out: serving engines (their responses can be replayed), tensor parallelism.
 """
 
 import dataclasses
-import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
@@ -42,7 +41,6 @@ from harness.load import task_of_run
 from harness.models import (
     check_embedded,
     load_model,
-    load_outline,
     load_tokenizer,
     round_weights,
 )
@@ -55,7 +53,7 @@ from harness.tables import (
     with_average,
     with_legend,
 )
-from tasks import benchmarks, toy
+from tasks import benchmarks
 from tasks.benchmarks import Benchmark, Loaded, math_row
 from tasks.errors import BadInput, printable
 from tasks.problems import digest_of
@@ -124,8 +122,7 @@ def own_problems(models: list[str]) -> Loaded:
         run = files.run_of(path)
         if not run or run.get("task") == "embedded":
             continue
-        outline, tokenizer = load_outline(path)
-        config, task = task_of_run(path, tokenizer, evaluation.context_of(outline))
+        config, task = task_of_run(path)
         problems = [{"id": str(number)} | row for number, row in enumerate(task.heldout, 1)]
         kind = "math" if task.reference == "answer" else "code"
         digest = digest_of(task.heldout)
@@ -155,7 +152,7 @@ def heldout_set(embedded: Embedded, models: list[str]) -> Loaded:
     for path in models:
         run = files.run_of(path)
         if run.get("task") == "embedded":
-            task_of_run(path, toy.make_tokenizer(), math.inf)  # refuses another config.json
+            task_of_run(path)  # refuses another config.json
         settings = flat(PRESETS["embedded"]) | run | given
         chosen.add((settings["toy_lines"], settings["heldout"], settings["seed"]))
     if len(chosen) > 1:

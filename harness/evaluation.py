@@ -226,7 +226,8 @@ def as_task(
     if kind != "embedded":
         task = text_task(kind, template_of(protocol, name, tokenizer), tokenizer, grade)
         return replace(loaded.task, prompt=task.prompt) if loaded.task else task
-    if len(tokenizer) != len(toy.SYMBOLS):
+    lines = max((problem["problem"].count(";") for problem in loaded.problems), default=1)
+    if len(tokenizer) != len(toy.symbols_of(lines)):
         raise BadInput(
             f"--bench embedded: {name} is not a model of the embedded task; give other benchmarks"
         )

@@ -56,7 +56,7 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
         else:
             problems = config.problems
             model = toy.make_model(problems.toy_lines, config.seed, problems.toy_width)
-            tokenizer = toy.make_tokenizer()
+            tokenizer = toy.make_tokenizer(problems.toy_lines)
         config, task, task_notes = make_task(config, tokenizer, context_of(model))
         attends = all(hasattr(layer, "self_attn") for layer in layers_of(model))
         if Need.ATTENTION in config.credit.entry.needs and not attends:
@@ -239,15 +239,14 @@ class Sizes:
         return most
 
 
-def task_of_run(
-    path: str, tokenizer: PreTrainedTokenizerBase, context: float
-) -> tuple[TrainConfig, Task]:
+def task_of_run(path: str) -> tuple[TrainConfig, Task]:
     """The configuration and the task of the run that the model at `path` is from.
 
     Raises BadInput if the run's problems are not those that it had.
     """
     config = files.read_config(files.run_of(path))
-    made, task, _ = make_task(config, tokenizer, context)
+    model, tokenizer = models.load_outline(path)
+    made, task, _ = make_task(config, tokenizer, context_of(model))
     if config.digest and made.digest != config.digest:
         raise BadInput(
             f"--model {path}: its run had other problems than its config.json and --data "
