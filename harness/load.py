@@ -249,8 +249,8 @@ def task_of_run(path: str) -> tuple[TrainConfig, Task]:
     made, task, _ = make_task(config, tokenizer, context_of(model))
     if config.digest and made.digest != config.digest:
         raise BadInput(
-            f"--model {path}: its run had other problems than its config.json and --data "
-            f"{config.problems.data} say now; restore them"
+            f"--model {path}: config.json of its run, or --data {config.problems.data}, says other "
+            "problems than the run had; restore it"
         )
     return config, task
 

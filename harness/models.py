@@ -75,7 +75,7 @@ def loader_options(flag: str, name: str) -> Iterator[dict]:
             raise
         reason = str(error).strip().split("\n")[0].rstrip(".")
         if not folder.exists():
-            reason = f"no such folder or file; {reason}"
+            reason = f"no such folder or file; {reason}; docs/scaling.md lists what a run downloads"
         raise BadInput(
             f"{flag} {name}: cannot be loaded ({reason}); give {flag} a Hugging Face folder, "
             "hub id or .gguf file"

@@ -50,7 +50,8 @@ class ShearGRPOTrainer(GRPOTrainer):
     """TRL's trainer, with SHEAR's token weights.
 
     `window` and `stride` are in tokens, `eps` in units of nbar. A rollout is right if its first
-    reward is above `threshold`. `mean1` divides the weights of a group by their mean. Raises ValueError for what it refuses.
+    reward is above `threshold`. `mean1` divides the weights of a group by their mean. Raises
+    ValueError for what it refuses.
     """
 
     _states: list[Tensor]  # (b, T, d) each, of this process's rollouts

@@ -139,9 +139,7 @@ class Groups:
         threshold: float = 0.5,
         mean1: bool = False,
     ) -> None:
-        self.weights_of = partial(
-            shear_weights, window=window, stride=stride, eps=eps, mean1=mean1
-        )
+        self.weights_of = partial(shear_weights, window=window, stride=stride, eps=eps, mean1=mean1)
         self.masks = data["response_mask"].unbind()
         self.correct = verdicts(data, verdict) > threshold  # (B,)
         self.omega: dict[int, Tensor] = {}  # row -> (T,), once its group is complete

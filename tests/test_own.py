@@ -149,7 +149,7 @@ def test_a_run_is_evaluated_on_what_it_held_out(flags, tmp_path, monkeypatch, as
     both = words_of("--model", tmp_path / "run", tmp_path / "other")
     assert_refused(evaluate.main, both, "--bench heldout", "one run")
     append_rows(tmp_path / "rows.jsonl", [{"problem": "new", "answer": "1"}])
-    assert_refused(evaluate.main, both[:2], "--model", "other problems", "restore them")
+    assert_refused(evaluate.main, both[:2], "--model", "other problems", "restore it")
 
 
 def test_all_groups_of_a_step_can_be_kept(flags, tmp_path):
