@@ -48,6 +48,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fast.generate import fast_generate
+from grading.readings import read_answer
 from grpo import rollout
 from harness import files, fsdp, memory
 from harness.config import Machine, Protocol, TrainConfig
@@ -57,7 +58,7 @@ from rewards import Verdict, grade_all, style_of
 from tasks import toy
 from tasks.benchmarks import Loaded
 from tasks.errors import BadInput, bad_input_on_error
-from tasks.problems import Task, choose_template, digest_of, grader, read_answer, text_task
+from tasks.problems import Task, choose_template, digest_of, grader, text_task
 from tasks.rows import from_files, lacks
 
 # The types of what a row of --replay may have, besides "tests".

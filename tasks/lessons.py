@@ -137,7 +137,7 @@ def imitate(
         prompt_ids, prompt_mask = pad_left(prompts, 0, model.device)  # (8, P), (8, P)
         ids = pad_right(responses, -1, model.device)  # (8, T)
         mask = ids >= 0  # (8, T)
-        truncated = torch.zeros(len(pairs), dtype=torch.bool)  # (8,)
+        truncated = mask.new_zeros(len(pairs))  # (8,) bool
         rollouts = Rollouts(prompt_ids, prompt_mask, ids.clamp_min(0), mask, truncated, texts)
         return -policy(rollouts, 1.0).log_probs[mask].mean()
 

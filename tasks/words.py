@@ -17,8 +17,8 @@ An equation may have units, `\times` or "plus", and "is" for =. A step that is n
 skipped if the next equation is that of a later step; otherwise the first error is unknown. The
 answer is that of the last box, as in grading.
 
-`warm_up` teaches a model this form by demonstrations with slips, each of which goes on from its
-wrong number. The model then makes the same kinds of slips when it samples, which reinforcement
+Lessons teach a model this form by demonstrations with slips, each of which goes on from its wrong
+number. The model then makes the same kinds of slips when it samples, which reinforcement
 learning can remove.
 
 Left out: several operations before one =, which are not read; division, which counts as an error.
@@ -28,13 +28,13 @@ import os
 import random
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from itertools import accumulate, pairwise
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from rewards import box_place
 from tasks import problems
@@ -101,6 +101,7 @@ def task(
 
     Raises BadInput.
     """
+    rng = random.Random(f"demonstrations {seed}")
     plain, note = problems.empty_task("math", settings, grading, tokenizer, model_name)
     return replace(
         plain,
@@ -109,7 +110,13 @@ def task(
         first_error=first_error,
         rephrase=rephrase,
         step_end="\n",
-        lessons=partial(warm_up, tokenizer=tokenizer, prompt=plain.prompt, seed=seed),
+        lessons=partial(
+            imitate,
+            tokenizer=tokenizer,
+            prompt=plain.prompt,
+            make=partial(make_problem, rng),
+            show=partial(demonstrate, rng=rng),
+        ),
     ), [note]
 
 
@@ -286,25 +293,3 @@ def _first_difference(equation: re.Match, step: list) -> tuple[int, int]:
 def _common(written: Decimal | str, due: int | str) -> int:
     """The length of the common beginning of two texts."""
     return len(os.path.commonprefix([str(written), str(due)]))  # noqa: RUF071, of characters
-
-
-def warm_up(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: Callable[[dict], str],
-    forbidden: set[str],
-    *,
-    steps: int,
-    seed: int,
-) -> float:
-    """Teach a model the form of a response, slips included, by `imitate`; return the last loss."""
-    rng = random.Random(f"demonstrations {seed}")
-    return imitate(
-        model,
-        forbidden,
-        steps=steps,
-        tokenizer=tokenizer,
-        prompt=prompt,
-        make=lambda: make_problem(rng),
-        show=lambda problem: demonstrate(problem, rng),
-    )

@@ -19,7 +19,6 @@ from harness.files import append_rows, read_lines
 from harness.load import make_task
 from harness.models import outline_of
 from tasks import lessons
-from tasks.problems import boxed_solution
 
 SIZES = "--task own --steps 1 --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 4 "
 SIZES += "--max-tokens 9 --heldout 4 --eval-groups 1"
@@ -96,8 +95,6 @@ def test_lessons_show_solutions_of_what_is_trained_on(flags, monkeypatch, qwen_f
     due = {f"{i}?": f"so {i}\n\\boxed{{{i}}}" for i in range(1, 10)}
     assert len(due) > len(set(shown)) and dict(shown).items() <= due.items()
     assert dict(shown).keys() == problems_of(task.train) - {"0?"}
-    boxed = {"solution": r"\boxed{7}", "answer": "7"}
-    assert boxed_solution(boxed) == r"\boxed{7}"
 
 
 def test_lessons_without_solutions_are_refused(flags, tmp_path, assert_refused):

@@ -453,7 +453,7 @@ def test_tests_that_decide_nothing_are_refused(tests, message, tmp_path):
         ("x.jsonl", "\n\n", "no problem .*0 of 0 rows"),
         ("x.csv", "\xff", "cannot be read .*utf-8"),
         ("x.csv", "problem,answer,answer\n1,1,2\n", "line 1: two columns are named answer.;"),
-        ("x.csv", "problem;answer\n1,5;2\n", "line 1: has ; between its cells"),
+        ("x.csv", "problem;answer\n1,5;2\n", "line 1: cells are divided by ;"),
         ("x.csv", '"problem,answer\n1,1\n', "line 1: unexpected end of data"),
         ("x.csv", 'problem,answer\n"1\n1",2\n20, 0+1?,21\n', "line 4: more cells than the header"),
         ("x.csv", 'problem,answer\n1,1\n"2,2\n3,3\n', "line 3: .* end of data; put quotes"),
