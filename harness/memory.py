@@ -170,9 +170,12 @@ def foresee(config: TrainConfig) -> list[str]:
 
     The hours are those of responses that are all as long as they may be. Raises BadInput.
     """
-    room, peak = GPUS[config.machine.plan or "H100"]
+    gpu = str(config.machine.plan)
+    if not config.model:
+        raise BadInput(f"--plan {gpu}: needs --model; give a folder or hub id")
+    room, peak = GPUS[gpu]
     world = config.machine.ranks or 1
-    model = load_shapes(config.model or "")
+    model = load_shapes(config.model)
     config = with_values(config, {"device": "cuda", "dtype": "bfloat16"})
     left = room - predict(model, config, world)["resident"]
     sampling = config.sampling
@@ -182,9 +185,8 @@ def foresee(config: TrainConfig) -> list[str]:
     # FLOPs per token and parameter: 2 to sample, 2 to score, 6 to train, 2 to recompute
     flops = (2 / SAMPLING + 10 / TRAINING) * rollouts * sampling.max_tokens * parameters(model)[0]
     hours = flops / (world * peak * 1e12) / 3600
-    gpus = f"{world} {config.machine.plan}"
     note = (
-        f"about {hours:,.0f} hours on {gpus} if all {rollouts:,} responses have "
+        f"about {hours:,.0f} hours on {world} {gpu} if all {rollouts:,} responses have "
         f"{sampling.max_tokens} tokens, fewer if they are shorter; assumes {SAMPLING:.0%} of the "
         f"peak FLOP/s in sampling and {TRAINING:.0%} in scoring and training"
     )

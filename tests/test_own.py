@@ -76,6 +76,7 @@ def test_a_plan_needs_a_config_json_alone(tmp_path, capsys, assert_refused):
     assert "about 460 hours on 4 H100" in " ".join(capsys.readouterr().out.split())
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     assert_refused(train.main, words_of("--plan B300"), "--plan")
+    assert_refused(train.main, words_of("--plan A100"), "--plan A100: needs --model")
 
 
 def test_lessons_show_solutions_of_what_is_trained_on(flags, monkeypatch, qwen_folder):
