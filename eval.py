@@ -38,12 +38,7 @@ from harness.command import resolve_machine, run_command
 from harness.evaluation import Sampler, paired_difference, samples_of, summarise
 from harness.fsdp import launch, processes
 from harness.load import task_of_run
-from harness.models import (
-    check_embedded,
-    load_model,
-    load_tokenizer,
-    round_weights,
-)
+from harness.models import check_embedded, load_model, load_tokenizer, round_weights
 from harness.paper_tables import backbone_of
 from harness.run import Ranks
 from harness.tables import (

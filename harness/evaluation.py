@@ -219,8 +219,8 @@ def as_task(
 ) -> Task:
     """The benchmark as a training task, with the same graders.
 
-    Prompts are in the template of the model at `name`. Raises BadInput if the embedded set is asked
-    of a model that is not the embedded task's.
+    Held-out problems of a run keep its grader. Prompts are in the template of the model at `name`.
+    Raises BadInput if the embedded set is asked of a model that is not the embedded task's.
     """
     kind = loaded.benchmark.kind
     grade = grader(kind, protocol.grade_timeout or loaded.benchmark.timeout_s, protocol.sandbox)

@@ -304,11 +304,11 @@ def needs_lessons(run: Run) -> bool:
         or not run.context.task.lessons
     ):
         return False
-    if TASKS[config.task].makes_model:
+    kind = TASKS[config.task]
+    if kind.makes_model:
         return not config.model
-    if not TASKS[config.task].makes_problems:
-        return True
-    return files.run_of(config.model or "").get("task") != config.task
+    was_taught = files.run_of(config.model or "").get("task") == config.task
+    return not (kind.makes_problems and was_taught)
 
 
 def teach_policy(run: Run) -> PreTrainedModel:

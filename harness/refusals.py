@@ -61,7 +61,7 @@ EFFECTS = (
         "--task words, own, math or code, and --model",
         lambda config: config.task != "embedded",
     ),
-    Effect("template", "--task words, math or code, or with --bench", writes_prompts),
+    Effect("template", "--task words, own, math or code, or with --bench", writes_prompts),
     Effect("sandbox", "--task code, or with --bench", runs_programs),
     Effect("bench_data", "--bench", lambda config: bool(config.evaluation.bench)),
     Effect(
