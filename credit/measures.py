@@ -21,7 +21,6 @@ import math
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import mannwhitneyu
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -105,36 +104,44 @@ def localisation(
 ) -> dict[str, float | None] | None:
     """How well token weights (B, T) separate tokens before the true first error from later ones.
 
-    wrong_step (B, 2) int64 is where the first wrong step starts and ends, -1 for rollouts that do
-    not count (right ones, and those of groups that are not mixed). An AUC of 0.5 is chance, 1 a
-    perfect order:
+    wrong_step (B, 3) int64 is where the first wrong step starts and ends, and its first wrong
+    token; -1 for rollouts that do not count (right ones, and those of groups that are not mixed).
+    An AUC of 0.5 is chance, 1 a perfect order:
 
-        auc           of all tokens pooled
-        auc_rollout   the mean over rollouts that have tokens on both sides
-        auc_position  what a token's position alone achieves: read any weight's AUC beside it
-        auc_step      the tokens of the wrong step against all others, before and after
-        rollouts      the number of rollouts that have tokens on both sides
+        auc              tokens from the wrong step on against tokens before it
+        auc_token        tokens from the first wrong token on against tokens before it
+        auc_position     what a token's position alone achieves: read `auc` beside it
+        auc_matched      as `auc`, but only pairs of tokens at the same position
+        auc_step         the tokens of the wrong step against all others, before and after
+        auc_step_before  those against the tokens before the step, at the same position
+        auc_step_after   those against the tokens after the step, at the same position
+        rollouts         the number of rollouts that have tokens before the step and from it on
 
-    The means of `weight_by_side` are added. Returns None where no rollout has both sides.
+    Tokens of all rollouts are compared. Position gets one half where only pairs at the same
+    position count, so no weight gains there by growing with position. An AUC is None where there
+    is no pair. The means of `weight_by_side` are added. Returns None where no rollout has tokens
+    on both sides.
     """
     position = positions(mask)
-    start, end = wrong_step.split(1, dim=1)  # (B, 1) each
+    start, end, wrong = wrong_step.split(1, dim=1)  # (B, 1) each
     counts = mask & (start >= 0)  # (B, T)
-    after = position >= start  # (B, T)
-    by_rollout = []
-    for row in range(len(mask)):
-        value = _auc(weights[row][counts[row]], after[row][counts[row]])
-        if value is not None:
-            by_rollout.append(value)
-    if not by_rollout:
+    before = counts & (position < start)  # (B, T)
+    on_step = counts & (position >= start) & (position < end)  # (B, T)
+    after = counts & (position >= end)  # (B, T)
+    from_step = on_step | after  # (B, T)
+    rollouts = (before.any(1) & from_step.any(1)).sum().item()
+    if not rollouts:
         return None
     return {
-        "auc": _auc(weights[counts], after[counts]),
-        "auc_rollout": sum(by_rollout) / len(by_rollout),
-        "auc_position": _auc(position[counts].float(), after[counts]),
-        "auc_step": _auc(weights[counts], (after & (position < end))[counts]),
+        "auc": _auc(weights, from_step, before),
+        "auc_token": _auc(weights, counts & (position >= wrong), counts & (position < wrong)),
+        "auc_position": _auc(position, from_step, before),
+        "auc_matched": auc_matched(weights, from_step, before),
+        "auc_step": _auc(weights, on_step, before | after),
+        "auc_step_before": auc_matched(weights, on_step, before),
+        "auc_step_after": auc_matched(weights, on_step, after),
         **weight_by_side(weights, mask, wrong_step[:, 0]),
-        "rollouts": len(by_rollout),
+        "rollouts": rollouts,
     }
 
 
@@ -157,7 +164,7 @@ def shares_by_part(weights: Tensor, mask: Tensor, wrong_step: Tensor) -> list[fl
     All rollouts that count are pooled. Arguments are those of `localisation`.
     """
     position = positions(mask)
-    start, end = wrong_step.split(1, dim=1)  # (B, 1) each
+    start, end, _ = wrong_step.split(1, dim=1)  # (B, 1) each
     counted = weights.double() * (mask & (start >= 0))  # (B, T)
     parts = (position < start, (position >= start) & (position < end), position >= end)
     return [(counted[part].sum() / counted.sum()).item() for part in parts]
@@ -197,11 +204,35 @@ def around(weights: Tensor, mask: Tensor, place: Tensor, reach: int) -> list[flo
     return [None if math.isnan(mean) else mean for mean in means]
 
 
-def _auc(values: Tensor, positive: Tensor) -> float | None:
-    """`auc` of the positives' values against the negatives'."""
-    values = values.double().cpu()  # scipy would count pairs in float32, too few digits
-    positive = positive.cpu()
-    return auc(values[positive].numpy(), values[~positive].numpy())
+def _auc(values: Tensor, high: Tensor, low: Tensor) -> float | None:
+    """`auc` of the values at the tokens `high` against those at `low`; all are (B, T)."""
+    values = values.double()  # scipy would count pairs in float32, too few digits
+    return auc(values[high].cpu().numpy(), values[low].cpu().numpy())
+
+
+def auc_matched(values: Tensor, high: Tensor, low: Tensor) -> float | None:
+    """`auc` over the pairs of a token of `high` and one of `low` at the same position.
+
+    Values and the boolean `high` and `low`, which have no token in common, are (B, T). Returns None
+    if there is no such pair.
+    """
+    compared = high | low  # (B, T), n tokens
+    tokens = pd.DataFrame(
+        {
+            "place": positions(values)[compared].cpu().numpy(),
+            "high": high[compared].cpu().numpy(),
+            "value": values[compared].double().cpu().numpy(),
+        }
+    )
+    # A token's rank at its position counts the tokens there that it exceeds or equals.
+    tokens["rank"] = tokens.groupby("place")["value"].rank()  # ties share their mean rank
+    at_position = tokens.groupby("place")["high"]
+    highs = at_position.sum()  # (positions,)
+    lows = at_position.count() - highs  # (positions,)
+    ranks = tokens[tokens["high"]].groupby("place")["rank"].sum()  # (positions with a high,)
+    won = ranks.sum() - (highs * (highs + 1) / 2).sum()  # without pairs of two highs
+    pairs = (highs * lows).sum()
+    return float(won / pairs) if pairs else None
 
 
 def auc(high: np.ndarray, low: np.ndarray) -> float | None:
@@ -209,6 +240,8 @@ def auc(high: np.ndarray, low: np.ndarray) -> float | None:
 
     Returns None if a side is empty.
     """
+    from scipy.stats import mannwhitneyu  # imported late: slow
+
     if not len(high) or not len(low):
         return None
     pairs = mannwhitneyu(high, low).statistic  # pairs in which `high` is larger, ties as halves
@@ -323,7 +356,7 @@ def credit_vs_first_error(
     Returns the numbers ("localisation"), lines to print ("example"), and for the page the rows of
     the first group ("samples"), whose problem is the same before and after training.
     """
-    wrong_step = batch.true_errors(task, tokenizer)  # (B, 2)
+    wrong_step = batch.true_errors(task, tokenizer)  # (B, 3)
     return {
         "localisation": localisation(batch.weights, batch.mask, wrong_step) or {},
         "example": worked_example(tokenizer, batch.rollouts, batch.weights, wrong_step[:, 0]),

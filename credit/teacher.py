@@ -31,7 +31,7 @@ def make_prm(
     right depends on three symbols at once, which a label of one bit hardly teaches: so at each
     separator it also learns to predict the right result.
     """
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(lines)
     tokenizer.add_tokens([AddedToken(SEPARATOR, normalized=False, special=True)])
     tokenizer.chat_template = (
         "{% for turn in messages if turn.role != 'system' %}{{ turn.content }}{% endfor %}"

@@ -383,7 +383,7 @@ class Protocol:
 class Embedded:
     """Problems of the embedded task; default: those of the run that trained the model."""
 
-    toy_lines: Annotated[int | None, number(int, 1, 8)] = None
+    toy_lines: Annotated[int | None, number(int, 1, 26)] = None
     """Definitions per problem."""
     heldout: Annotated[int | None, number(int, 1, 10**5)] = None
     """Number of problems."""

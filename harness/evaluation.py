@@ -225,7 +225,8 @@ def as_task(
     if kind != "embedded":
         template = choose_template(protocol.template, files.origin_of(name), tokenizer)
         return text_task(kind, template, tokenizer, grade)
-    if len(tokenizer) != len(toy.SYMBOLS):
+    lines = max((problem["problem"].count(";") for problem in loaded.problems), default=1)
+    if len(tokenizer) != len(toy.symbols_of(lines)):
         raise BadInput(
             f"--bench embedded: {name} is not a model of the embedded task; give other benchmarks"
         )

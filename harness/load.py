@@ -55,7 +55,7 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
         else:
             problems = config.problems
             model = toy.make_model(problems.toy_lines, config.seed, problems.toy_width)
-            tokenizer = toy.make_tokenizer()
+            tokenizer = toy.make_tokenizer(problems.toy_lines)
         config, task, task_notes = make_task(config, tokenizer, context_of(model))
         attends = all(hasattr(layer, "self_attn") for layer in layers_of(model))
         if Need.ATTENTION in config.credit.entry.needs and not attends:

@@ -24,7 +24,7 @@ advantage.
 First errors: how well weights tell a wrong rollout's tokens from its first error on from those
 before it, and how far off the largest weight lies (`measures.localisation`, `peak`), for every
 credit method that gives weights and for SHEAR with one option changed at a time. Intervals are 90%
-jackknife intervals over groups.
+jackknife intervals over 20 sets of groups.
 
 Left out: advantages on other tasks than the embedded one, and of single tokens; the samples, of
 which only the numbers are kept; methods whose weights need a trained adapter, which no saved model
@@ -37,7 +37,6 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate, pairwise
 
-import numpy as np
 import pandas as pd
 import torch
 from scipy import stats
@@ -47,10 +46,8 @@ from tqdm import tqdm
 from credit.batch import Batch, Context, effective_weights
 from credit.measures import (
     around,
-    auc,
     localisation,
     peak,
-    positions,
     shares_by_part,
 )
 from credit.methods import assign_credit
@@ -67,6 +64,8 @@ from studies.prefixes import (
     score_group,
 )
 from tasks.toy import SYMBOL
+
+FOLDS = 20  # sets of groups that the jackknife leaves out in turn; no group is split
 
 
 def weights_of(batch: Batch, context: Context, credit: Credit) -> Tensor:
@@ -169,7 +168,7 @@ def against_truth(
     """
     shear = context.shear
     errors = [batch.true_errors(context.task, context.tokenizer) for batch in batches]
-    wrong_step = torch.cat(errors)  # (B, 2)
+    wrong_step = torch.cat(errors)  # (B, 3)
     wrong_step = torch.where(wrong_step[:, :1] > 0, wrong_step, -1)  # a first token has none before
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)
     if localisation(mask.float(), mask, wrong_step) is None:
@@ -205,42 +204,31 @@ def measure_place(
 ) -> dict:
     """Measure where weights (B, T) lie around the first errors of rollouts.
 
-    `wrong_step` (B, 2) is where the first wrong step starts and ends, -1 for rollouts that do not
-    count; `group` (B,) is the number of each rollout's group; "around" has the mean weights up to
-    `reach` tokens from the error.
+    `wrong_step` (B, 3) is that of `localisation`; `group` (B,) is the number of each rollout's
+    group; "around" has the mean weights up to `reach` tokens from the error. The halves of the 90%
+    jackknife intervals are added.
     """
     place: dict = dict(localisation(weights, mask, wrong_step) or {})
     place["peak"] = peak(weights, mask, wrong_step)
     place["around"] = around(weights, mask, wrong_step[:, 0], reach)
     place["shares"] = shares_by_part(weights, mask, wrong_step)
-    position = positions(mask)
-    counted = mask & (wrong_step[:, :1] >= 0)  # (B, T), n tokens
-    after = (position >= wrong_step[:, :1])[counted]  # (n,)
-    group_of = group[:, None].expand_as(mask)[counted]  # (n,)
-    aucs = auc_without_each(weights[counted], after, group_of)  # (1 + groups,)
-    place["auc_half"] = jackknife_half(aucs)
-    more = aucs - auc_without_each(position[counted], after, group_of)
-    place["over_position"] = [float(more[0]), jackknife_half(more)]
+    fold = group % FOLDS
+    without = []  # each fold
+    for left_out in fold.unique():
+        kept = fold != left_out  # (B,)
+        without.append(localisation(weights[kept], mask[kept], wrong_step[kept]) or {})
+    aucs = pd.DataFrame(without, dtype=float)
+    for name in aucs.filter(like="auc"):
+        place[f"{name}_half"] = jackknife_half(aucs[name])
     return place
 
 
-def auc_without_each(values: Tensor, positive: Tensor, group: Tensor) -> np.ndarray:
-    """The AUC of n values, then for each group that of all others: (1 + groups,)."""
-    kept = [torch.ones_like(positive)] + [group != left_out for left_out in group.unique()]
-    values = values.double()
-    aucs = []
-    for rows in kept:
-        aucs.append(auc(values[rows & positive].numpy(), values[rows & ~positive].numpy()))
-    return np.array(aucs, float)
+def jackknife_half(without: pd.Series) -> float:
+    """Half the width of the 90% interval by the jackknife.
 
-
-def jackknife_half(estimates: np.ndarray) -> float:
-    """Half the width of the 90% interval by the jackknife over groups.
-
-    `estimates` are the estimate from all groups, and those without each group. These differ n - 1
-    times less than estimates from one group each would.
+    `without` are estimates that leave out one of n parts each. They differ n - 1 times less than
+    estimates from one part each would.
     """
-    without = pd.Series(estimates[1:])  # (n,)
     return (len(without) - 1) * half_width(without)
 
 

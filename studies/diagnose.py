@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Annotated
 
 from credit.settings import Credit
-from credit.table import METHODS
+from credit.table import METHODS, Need
 from harness.config import (
     PathFlag,
     TrainConfig,
@@ -100,6 +100,14 @@ DECIDES = (
     "continuations heldout "
     "toy_lines toy_width warmup_steps grade_timeout sandbox reward dtype rollouts"
 ).split()
+# columns of the table against the true first error, and their measures in `localisation`
+AUCS = {
+    "AUC": "auc",
+    "wrong token": "auc_token",
+    "equal position": "auc_matched",
+    "step, before": "auc_step_before",
+    "step, after": "auc_step_after",
+}
 FIGURES = {
     "fig_1a": figures.fig_1a_position,
     "fig_1b": figures.fig_1b_changes,
@@ -215,7 +223,8 @@ def from_model(
     run.folder = flags.out
     files.write_json(run.folder / "config.json", decided)
     give_lessons(run)
-    if TASKS[config.task].makes_model:
+    needs_prm = any(Need.PRM in METHODS[name].needs for name in flags.methods or METHODS)
+    if needs_prm and TASKS[config.task].makes_model:
         run.context.prm = own_prm(run)
     round_weights(run.context.policy.model, getattr(torch, config.machine.dtype))
     return run, collect(run, flags.groups, flags.continuations)
@@ -263,14 +272,18 @@ def truth_lines(results: dict) -> list[str]:
         places[name if name == "surprisal" else f"shear, {name}"] = place
     rows = []
     for name, place in places.items():
-        over, half = place["over_position"]
-        row = {"weights": name, "AUC": f"{place['auc']:.2f} ± {place['auc_half']:.2f}"}
-        row["over position"] = f"{over:.2f} ± {half:.2f}"
-        row["step"] = f"{place['auc_step']:.2f}"
+        row = {"weights": name}
+        for title, measure in AUCS.items():
+            known = place.get(measure) is not None
+            row[title] = f"{place[measure]:.2f} ± {place[f'{measure}_half']:.2f}" if known else "-"
         row["weight, %"] = " / ".join(f"{100 * share:.0f}" for share in place["shares"])
         row["peak"] = f"{place['peak']['quartiles'][1]:g}" if place["peak"] else "-"
         rows.append(row)
-    return tables.with_legend(rows, ["columns: docs/diagnose.md"]) if rows else []
+    if not rows:
+        return []
+    position = next(iter(places.values()))["auc_position"]
+    legend = [f"AUC of position alone: {position:.2f}", "columns: docs/diagnose.md"]
+    return tables.with_legend(rows, legend)
 
 
 if __name__ == "__main__":

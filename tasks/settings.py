@@ -131,8 +131,8 @@ class Problems:
     """
     heldout: SetSize = 64
     """Number of problems held out of training; each is answered greedily."""
-    toy_lines: Annotated[int, number(int, 1, 8)] = 5
-    """Toy task: definitions per problem."""
+    toy_lines: Annotated[int, number(int, 1, 26)] = 5
+    """Toy task: definitions per problem. Above 8, with rarer mistakes and a larger vocabulary."""
     toy_width: Annotated[int, number(int, 8, 4096)] = 128
     """Toy task: hidden size of the model that is made."""
     warmup_steps: Natural = 600

@@ -15,13 +15,15 @@ its kind. No real data set offers this: credit can be scored against the truth.
 The policy is a tiny Qwen2 model, made here and taught by `warm_up` on *careless* demonstrations:
 they do `*` as `+` more often than not (so greedy decoding is wrong too, and reinforcement learning
 has something to fix) and slip elsewhere now and then, always going on consistently from the wrong
-value.
+value. With more than eight lines each of these mistakes is rarer, as a response would otherwise
+never be right; greedy decoding can then do `*`.
 
 Left out: problems with several answers, right answers by a wrong way, self-correction.
 """
 
 import random
 import re
+import string
 from collections.abc import Sequence
 from functools import partial
 from operator import itemgetter
@@ -49,22 +51,23 @@ from tasks.lessons import (
 from tasks.problems import Task, grader
 from tasks.settings import Grading, Problems
 
-LABELS = "abcdefgh"
+LABELS = string.ascii_lowercase
+FEW = 8  # lines whose labels the default's vocabulary holds
 SYMBOLS = ["<pad>", "<eos>", *"\n;0123456789+-*=?", r"\boxed{", "}", *LABELS]
 IDS = {symbol: i for i, symbol in enumerate(SYMBOLS)}
 DIGIT_VALUES = {str(digit): digit for digit in range(10)}  # of operands that are not labels
 SYMBOL = re.compile(r"<pad>|<eos>|\\boxed\{|[\s\S]")
 LINE = re.compile(
-    r"([a-h])=(?P<definition>(\w)([-+*])(\w))"
+    r"([a-z])=(?P<definition>(\w)([-+*])(\w))"
     r"=(?P<left>\d)(?P<op>[-+*])(?P<right>\d)"
     r"=(?P<result>\d)\n"
 )
-SHORT_LINE = re.compile(r"([a-h])=(?P<result>\d)\n")
+SHORT_LINE = re.compile(r"([a-z])=(?P<result>\d)\n")
 BOX = re.compile(r"\\boxed\{(\d)\}")
 
 Definition = tuple[str, str, str]  # left operand, operator, right operand
 
-MISCONCEPTION = 0.55  # chance that a demonstration does * as +
+MISCONCEPTION = 0.55  # chance that a demonstration does * as +, with up to FEW lines
 SLIP = 0.05  # chance of another mistake in any other line
 BATCH = 32  # demonstrations in a batch of supervised learning
 HINT = "\\boxed{{{}}}\n"  # how a prompt tells the answer
@@ -82,12 +85,12 @@ def task(
 
     Raises BadInput where there are too few problems, or for a model of another task.
     """
-    if len(tokenizer) != len(SYMBOLS):
-        raise BadInput(
-            f"--task embedded: {model_name} is not a model of the embedded task; give --task math "
-            "and --data"
-        )
     lines = settings.toy_lines
+    if len(tokenizer) != len(symbols_of(lines)):
+        raise BadInput(
+            f"--task embedded: {model_name} is not a model of the embedded task with --toy-lines "
+            f"{lines}; give that of its training, or --task math and --data"
+        )
     train, heldout = make_problems(MADE_PROBLEMS, settings.heldout, lines, seed)
     if len(train) < MADE_PROBLEMS:
         raise BadInput(
@@ -115,7 +118,7 @@ def apply(op: str, left: int, right: int) -> int:
 
 
 def make_problem(rng: random.Random, lines: int) -> dict:
-    """One problem {"problem": prompt, "answer": digit} with `lines` definitions (1 to 8)."""
+    """One problem {"problem": prompt, "answer": digit} with `lines` definitions (1 to 26)."""
     prompt = ""
     values = dict(DIGIT_VALUES)
     for i in range(lines):
@@ -148,19 +151,23 @@ def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str
     """
     values = dict(DIGIT_VALUES)
     response = ""
-    for label, (left, op, right) in _definitions(problem["problem"]).items():
+    definitions = _definitions(problem["problem"])
+    carelessness = careless * min(1, FEW / len(definitions))
+    for label, (left, op, right) in definitions.items():
         rng.randrange(1)  # always 0; without this draw a seed would not repeat recorded runs
-        work, values[label] = _work(op, values[left], values[right], rng, careless)
+        work, values[label] = _work(op, values[left], values[right], rng, carelessness)
         response += f"{label}={left}{op}{right}={work}={values[label]}\n"
     return response + rf"\boxed{{{values[label]}}}"
 
 
-def _work(op: str, left: int, right: int, rng: random.Random, careless: bool) -> tuple[str, int]:
-    """One line's substitution and result, e.g. ("3+7", 0)."""
+def _work(
+    op: str, left: int, right: int, rng: random.Random, carelessness: float
+) -> tuple[str, int]:
+    """One line's substitution and result, e.g. ("3+7", 0); the chance of a mistake is scaled."""
     shown = done = op  # the operator as written and as carried out
-    if careless and op == "*" and rng.random() < MISCONCEPTION:
+    if carelessness and op == "*" and rng.random() < carelessness * MISCONCEPTION:
         done = "+"
-    elif careless and op != "*" and rng.random() < SLIP:
+    elif carelessness and op != "*" and rng.random() < carelessness * SLIP:
         slip = rng.random()
         if slip < 0.4:
             return f"{left}{op}{right}", (apply(op, left, right) + rng.choice((-1, 1))) % 10
@@ -185,18 +192,45 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
     values = dict(DIGIT_VALUES)
     start = 0
     for line in "".join(tokens).splitlines(keepends=True):
-        end = start + len(SYMBOL.findall(line))
+        symbols = SYMBOL.findall(line)
+        end = start + len(symbols)
         if not line.startswith(r"\boxed{"):
+            right = _right_line(line, definitions, values)
             fault = _line_fault(line, definitions, values)
         else:
-            box = BOX.fullmatch(line)
-            if box and values.get(query) == int(box[1]):
+            right = rf"\boxed{{{values.get(query, '')}}}"
+            if line == right:
                 return None
-            fault = "final" if box else "format"
+            fault = "final" if BOX.fullmatch(line) else "format"
         if fault:
-            return FirstError(start, fault, end)
+            return FirstError(start, fault, end, wrong=start + _shared(symbols, right))
         start = end
-    return FirstError(start, "format", start + 1)  # no box: wrong where it should have stood
+    # no box: wrong where it should have stood
+    return FirstError(start, "format", start + 1, wrong=start)
+
+
+def _shared(symbols: list[str], right: str) -> int:
+    """How many symbols a step shares with the right one before the first that differs."""
+    count = 0
+    for symbol, expected in zip(symbols, SYMBOL.findall(right), strict=False):
+        if symbol != expected:
+            break
+        count += 1
+    return count
+
+
+def _right_line(line: str, definitions: dict[str, Definition], values: dict[str, int]) -> str:
+    """What a line of work should have been, given its label and form; "" if nothing of it fits."""
+    label = line[0]
+    if label in values or label not in definitions:
+        return ""
+    left, op, right = definitions[label]
+    if left not in values or right not in values:
+        return ""
+    result = apply(op, values[left], values[right])
+    if SHORT_LINE.fullmatch(line):
+        return f"{label}={result}\n"
+    return f"{label}={left}{op}{right}={values[left]}{op}{values[right]}={result}\n"
 
 
 def _line_fault(
@@ -230,7 +264,7 @@ def _line_fault(
 
 def _definitions(prompt: str) -> dict[str, Definition]:
     """The prompt's definitions by label, in order."""
-    found = re.findall(r"([a-h])=(\w)([-+*])(\w);", prompt)
+    found = re.findall(r"([a-z])=(\w)([-+*])(\w);", prompt)
     return {label: (left, op, right) for label, left, op, right in found}
 
 
@@ -247,10 +281,18 @@ def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
     return (problem | {"problem": problem["problem"].translate(str.maketrans(names))}), names
 
 
-def make_tokenizer() -> Qwen2Tokenizer:
+def symbols_of(lines: int) -> list[str]:
+    """The vocabulary: with more than FEW lines it has all labels."""
+    unused = 0 if lines > FEW else len(LABELS) - FEW
+    return SYMBOLS[: len(SYMBOLS) - unused]
+
+
+def make_tokenizer(lines: int = FEW) -> Qwen2Tokenizer:
     """One token per symbol, `\\boxed{` being one: Qwen2's byte-level tokenizer without merges."""
     # \u010a: the newline of byte-level tokenizers
-    vocab = {"\u010a" if symbol == "\n" else symbol: i for symbol, i in IDS.items()}
+    vocab = {}
+    for i, symbol in enumerate(symbols_of(lines)):
+        vocab["\u010a" if symbol == "\n" else symbol] = i
     # Not a class of our own: AutoTokenizer loads a Qwen2 folder with Qwen2's, whatever was saved.
     tokenizer = Qwen2Tokenizer(
         vocab=vocab,
@@ -278,7 +320,7 @@ def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:
     torch.manual_seed(seed)
     prompt = 6 * lines + 3  # tokens: 6 per definition, the label asked for, ? and the end of line
     config = Qwen2Config(
-        vocab_size=len(SYMBOLS),
+        vocab_size=len(symbols_of(lines)),
         hidden_size=width,
         num_hidden_layers=2,
         num_attention_heads=4,

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 from collections import Counter
 from dataclasses import replace
 from itertools import chain, product
@@ -28,7 +29,7 @@ from harness import files, models
 from harness.config import PAPER_RECIPE, with_values
 from rewards import Verdict
 from studies import diagnose, figures, page, prefixes
-from studies.advantages import auc_without_each, jackknife_half
+from studies.advantages import jackknife_half, measure_place
 from studies.prefixes import SPANS, Prefixes
 from tasks import toy
 from tasks.errors import BadInput
@@ -201,29 +202,33 @@ def test_an_svg_is_for_light_and_dark_pages(tmp_path, monkeypatch):
 
 
 def test_an_auc_s_interval_is_the_jackknife_s():
-    """It is that of a loop over written-out tokens; one group has none."""
-    draw = np.random.default_rng(0)
-    group = torch.arange(60) // 12
-    values, positive = (torch.tensor(draw.random(60)) for _ in range(2))
-    positive = positive < 0.4
-    estimates = auc_without_each(values, positive, group)
-    for estimate, left in zip(estimates, [None, 0, 1, 2, 3, 4], strict=True):
-        rows = group != (-1 if left is None else left)
-        wins = values[rows & positive][:, None] > values[rows & ~positive]
-        assert estimate == pytest.approx(wins.double().mean().item())
-    error = (4 / 5 * sum((estimates[1:] - estimates[1:].mean()) ** 2)) ** 0.5
+    """It is that of AUCs without one group each, over written-out pairs; one group has none."""
+    weights = torch.rand(10, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones(10, 6).bool()
+    start = torch.arange(10) % 5 + 1
+    wrong_step = torch.stack([start, start + 1, start], 1)
+    group = torch.arange(10) // 2
+    estimates = []
+    for left_out in range(5):
+        rows = group != left_out
+        after = torch.arange(6) >= start[rows][:, None]
+        wins = weights[rows][after][:, None] > weights[rows][~after]
+        estimates.append(wins.double().mean().item())
+    error = (4 / 5 * sum((estimates - np.mean(estimates)) ** 2)) ** 0.5
     half = 2.1318 * error  # Student's t of 4 degrees
-    assert jackknife_half(estimates) == pytest.approx(half, rel=1e-4)
-    assert np.isnan(jackknife_half(estimates[:2]))
+    place = measure_place(weights, mask, wrong_step, group, reach=2)
+    assert place["auc_half"] == pytest.approx(half, rel=1e-4)
+    assert place["auc_matched_half"] > 0
+    assert np.isnan(jackknife_half(pd.Series([0.5])))
 
 
 def test_shares_of_weight_before_on_and_after_the_step():
     """Rollouts that do not count have none, nor has padding."""
     weights = torch.tensor([[1, 2, 3, 4], [1, 1, 8, 9], [9, 9, 9, 9]]).float()
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]).bool()
-    assert shares_by_part(weights, mask, torch.tensor([[1, 3], [2, 3], [-1, -1]])) == pytest.approx(
-        [0.15, 0.65, 0.2]
-    )
+    assert shares_by_part(
+        weights, mask, torch.tensor([[1, 3, 1], [2, 3, 2], [-1, -1, -1]])
+    ) == pytest.approx([0.15, 0.65, 0.2])
 
 
 # ---- prefixes ------------------------------------------------------------------------------------
@@ -348,7 +353,8 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     # the one line of this model's programs would be the error, from its first token on, and not
     # count: say that it starts later in some
     def first_error(problem, text):
-        return toy.FirstError(4 * (text[-2] in "02468"), "arith", 12)
+        start = 4 * (text[-2] in "02468")
+        return toy.FirstError(start, "arith", 12, start)
 
     monkeypatch.setattr(toy, "first_error", first_error)
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=2))
@@ -379,6 +385,9 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     counted = [row for row in wrong if row["first_error"][0]]
     assert 0 < methods["shear"]["peak"]["rollouts"] == len(counted) < len(wrong)
     assert set(rows[0]["weights"]) == {"shear", "grpo", "first", "oracle"}
+    shutil.rmtree(tmp_path / "prm")
+    run_well(diagnose, [*flags, "--methods", "shear"])
+    assert not (tmp_path / "prm").exists()  # where no method needs it
     made.reset_mock()
 
     # what comes after sampling is not of interest again

@@ -79,4 +79,4 @@ def test_a_run_leaves_what_it_promises(learning):
     model = AutoModelForCausalLM.from_pretrained(learning / "model")
     tokenizer = AutoTokenizer.from_pretrained(learning / "model")
     logits = model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits
-    assert logits.shape[-1] == len(toy.SYMBOLS)
+    assert logits.shape[-1] == len(toy.symbols_of(2))

@@ -74,31 +74,32 @@ def test_answers_are_those_of_an_independent_evaluation():
 
 
 @pytest.mark.parametrize(
-    "old, new, token, kind, end",
+    "old, new, token, kind, end, wrong",
     [
-        ("=3-6=7", "=3-6=8", 0, "arith", 12),  # a line of 12 tokens, its end of line among them
-        ("=3+7=0", "=3+7=1", 12, "arith", 24),
-        ("=3+7=0", "=3+8=1", 12, "lookup", 24),
-        ("=3+7=0", "=3-7=6", 12, "operator", 24),
-        ("b=3+a=", "b=4+a=", 12, "copy", 24),
-        ("c=b*7=0*7=0\n", "b=3+a=3+7=0\n", 24, "repeat", 36),
-        ("a=3-6=3-6=7\n", "", 0, "order", 12),
-        ("c=b*7=0*7=0", "c=b*7=0*7", 24, "format", 34),
-        ("boxed{0}", "boxed{1}", 36, "final", 39),
-        ("boxed{0}", "boxed{0}\n", 36, "format", 40),
-        ("\\boxed{0}", "", 36, "format", 37),  # the stop token stands where the box should
-        ("c=b*7=0*7=0\n", "c=4\n", 24, "shortcut", 28),
+        ("=3-6=7", "=3-6=8", 0, "arith", 12, 10),  # a line of 12 tokens, its end of line among them
+        ("=3+7=0", "=3+7=1", 12, "arith", 24, 22),
+        ("=3+7=0", "=3+8=1", 12, "lookup", 24, 20),
+        ("=3+7=0", "=3-7=6", 12, "operator", 24, 19),
+        ("b=3+a=", "b=4+a=", 12, "copy", 24, 14),
+        ("c=b*7=0*7=0\n", "b=3+a=3+7=0\n", 24, "repeat", 36, 24),
+        ("a=3-6=3-6=7\n", "", 0, "order", 12, 0),
+        ("c=b*7=0*7=0", "c=b*7=0*7", 24, "format", 34, 33),
+        ("boxed{0}", "boxed{1}", 36, "final", 39, 37),
+        ("boxed{0}", "boxed{0}\n", 36, "format", 40, 39),
+        ("\\boxed{0}", "", 36, "format", 37, 36),  # the stop token stands where the box should
+        ("c=b*7=0*7=0\n", "c=4\n", 24, "shortcut", 28, 26),
     ],
 )
-def test_first_error_names_kind_and_tokens(old, new, token, kind, end):
+def test_first_error_names_kind_and_tokens(old, new, token, kind, end, wrong):
     """Each row makes one change to a right response.
 
-    The tokens are the first of the changed step and the one after its last.
+    The tokens are the first of the changed step, the one after its last, and the first that differs
+    from what the step should have been.
     """
     assert toy.first_error(PROBLEM, RIGHT) is None and old in RIGHT
     # a line without work counts by its value
     assert toy.first_error(PROBLEM, RIGHT.replace("c=b*7=0*7=0", "c=0")) is None
-    assert toy.first_error(PROBLEM, RIGHT.replace(old, new)) == (token, kind, end)
+    assert toy.first_error(PROBLEM, RIGHT.replace(old, new)) == (token, kind, end, wrong)
 
 
 def test_steps_after_an_error_are_judged_by_the_response_s_own_values():
@@ -110,6 +111,46 @@ def test_steps_after_an_error_are_judged_by_the_response_s_own_values():
     assert toy.first_error(PROBLEM, consistent)[:2] == (0, "arith")
     later = "a=3-6=3-6=7\nb=3+a=3+7=1\nc=b*7=1*7=7\n\\boxed{7}"
     assert toy.first_error(PROBLEM, later)[:2] == (12, "arith")
+
+
+def test_the_wrong_token_of_a_later_step_is_found_by_the_response_s_own_values():
+    """After a wrong value the right line is the one that goes on from it."""
+    wrong_twice = "a=3-6=3-6=5\nb=3+a=3+5=8\nc=b*7=8*7=1\n\\boxed{1}"
+    definitions = toy._definitions(PROBLEM["problem"])
+    values = toy.DIGIT_VALUES | {"a": 5, "b": 8}
+    line = wrong_twice.splitlines(keepends=True)[2]
+    assert toy._right_line(line, definitions, values) == "c=b*7=8*7=6\n"
+    assert toy.first_error(PROBLEM, wrong_twice) == (0, "arith", 12, 10)
+
+
+def test_more_than_eight_lines_have_further_labels_and_a_vocabulary_of_their_own():
+    """The default's vocabulary is as it was; that of 24 lines begins with it."""
+    few, many = toy.make_tokenizer(), toy.make_tokenizer(24)
+    assert toy.symbols_of(8) == toy.SYMBOLS[: len(few)]
+    assert few.get_vocab().items() < many.get_vocab().items()
+    assert len(few) == 29 and len(many) == 29 + 18
+    problem = toy.make_problem(random.Random(0), 24)
+    response = toy.demonstrate(problem, random.Random(0), careless=False)
+    ids = many(problem["problem"] + response)["input_ids"]
+    assert many.decode(ids) == problem["problem"] + response
+    assert len(many(response)["input_ids"]) + 1 == toy.response_tokens(24)
+    assert toy.make_model(24, seed=0, width=8).get_input_embeddings().num_embeddings == len(many)
+    assert toy.first_error(problem, toy.SYMBOL.findall(response)) is None
+    assert response.splitlines()[23].startswith("x=")
+
+
+def test_demonstrations_of_many_lines_are_right_as_often_as_those_of_eight():
+    """Mistakes are rarer by the number of lines, so that about as many responses are right."""
+    rng = random.Random(0)
+    right = {}
+    for lines in (8, 24):
+        count = 0
+        for _ in range(600):
+            problem = toy.make_problem(rng, lines)
+            count += toy.first_error(problem, toy.demonstrate(problem, rng)) is None
+        right[lines] = count / 600
+    assert right[8] == pytest.approx(0.15, abs=0.05)  # three standard errors
+    assert right[24] == pytest.approx(right[8], abs=0.07)
 
 
 def test_special_tokens_in_a_response_are_tokens_and_faults():

@@ -107,7 +107,7 @@ def make_rollouts() -> TensorDict:
     rewards = []
     draw = random.Random(0)
     for i in range(PROMPTS * GROUP):
-        ids = torch.randint(len(toy.SYMBOLS), (draw.randint(25, 90),))
+        ids = torch.randint(len(toy.symbols_of(5)), (draw.randint(25, 90),))
         prompt, response = ids.tensor_split([3 + i // GROUP])
         mask = torch.ones_like(response)
         scores = torch.zeros(len(response))

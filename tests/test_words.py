@@ -41,7 +41,8 @@ def test_a_wrong_response_is_wrong_from_its_first_error_on(case):
     assert len(rest) == 1 or text[error.token : error.end] == rest[0]
     for size in (2, 3, 7):
         tokens = [text[start : start + size] for start in range(0, len(text), size)]
-        place = (error.token // size, case["kind"], (error.end - 1) // size + 1)
+        token = error.token // size
+        place = (token, case["kind"], (error.end - 1) // size + 1, token)
         assert words.first_error(case, tokens) == place
 
 

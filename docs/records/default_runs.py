@@ -27,7 +27,11 @@ MEASURED = {  # in the evaluations before and after training
     "sampled": "sampled accuracy",
     "auc": "AUC of the weights",
     "auc_position": "AUC of position",
+    "auc_token": "AUC from the wrong token on",
+    "auc_matched": "AUC at equal position",
     "auc_step": "AUC of the wrong step",
+    "auc_step_before": "the wrong step against tokens before it, equal position",
+    "auc_step_after": "the wrong step against tokens after it, equal position",
     "weight_before": "mean weight before the first error",
     "weight_after": "mean weight from the first error on",
 }

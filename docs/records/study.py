@@ -80,6 +80,20 @@ def exclusions() -> list[dict[str, str]]:
     return table
 
 
+def pooled() -> str:
+    """SHEAR - GRPO over the six cells, whose effects may differ (DerSimonian and Laird)."""
+    differences = [outcome_of(cell, "shear") - outcome_of(cell, "grpo") for cell in CELLS]
+    means = np.array([more.mean() for more in differences])
+    variances = np.array([more.sem() ** 2 for more in differences])
+    weights = 1 / variances
+    common = np.average(means, weights=weights)
+    excess = (weights * (means - common) ** 2).sum() - (len(CELLS) - 1)
+    between = max(0.0, excess / (weights.sum() - (weights**2).sum() / weights.sum()))
+    weights = 1 / (variances + between)
+    half = stats.norm.ppf(0.95) / weights.sum() ** 0.5
+    return f"shear - grpo, pooled: {np.average(means, weights=weights):+.3f} ± {half:.3f}"
+
+
 def comparison(name: str) -> list[dict[str, str]]:
     """GRPO's outcome in each cell, and D of the other rules; without counts of seeds."""
     grpo = {cell: f"{outcome_of(cell, 'grpo', name).mean():.3f}" for cell in CELLS}
@@ -155,6 +169,7 @@ def kinds_of_line(cell: str) -> list[dict[str, str]]:
 
 show(primary_tests())
 show(comparison("curve"))
+print(pooled() + "\n")
 show(headroom())
 show(correlations())
 show(exclusions())
