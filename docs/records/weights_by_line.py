@@ -2,8 +2,7 @@
 
 It prints the mean weight of right and of wrong rollouts, then that of the lines of wrong rollouts,
 by their offset from the first wrong line, each with its count. The runs are runs/shear-0 to
-runs/shear-4, made by the commands of docs/records/results.md, as far as they are there. README's
-three numbers are those of runs/shear-0.
+runs/shear-4, made by the commands of docs/records/results.md.
 
 Run: `python -m docs.records.weights_by_line`.
 """
