@@ -17,7 +17,6 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -29,6 +28,8 @@ def add(model: PreTrainedModel, rank: int, seed: int) -> None:
 
     Raises BadInput if PEFT refuses the model's layers.
     """
+    from peft import LoraConfig, get_peft_model  # imported late: slow, and few runs need it
+
     torch.manual_seed(seed)
     config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear")
     # PEFT warns of transformers' old names and of experts' layouts

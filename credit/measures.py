@@ -21,7 +21,6 @@ import math
 import numpy as np
 import pandas as pd
 import torch
-from scipy.stats import mannwhitneyu
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -241,6 +240,8 @@ def auc(high: np.ndarray, low: np.ndarray) -> float | None:
 
     Returns None if a side is empty.
     """
+    from scipy.stats import mannwhitneyu  # imported late: slow
+
     if not len(high) or not len(low):
         return None
     pairs = mannwhitneyu(high, low).statistic  # pairs in which `high` is larger, ties as halves

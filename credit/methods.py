@@ -4,8 +4,8 @@
     assign_credit(batch, context, Credit("shear"))  ->  A_i omega_t, Alg. 1 line 18 of 2604.23318
 
 `credit/table.py` lists all methods and says how to add one. FUNCTIONS below maps their names to
-their functions, some of which are in `values.py` and `hindsight.py`. A method that needs further
-forward passes runs them itself, and logs metrics with `batch.log`.
+their functions, some of which are in `baselines.py`, `values.py` and `hindsight.py`. A method that
+needs further forward passes runs them itself, and logs metrics with `batch.log`.
 
 A method keeps the sign of A unless its entry in the table has `weighs=False`. Token advantages are
 detached: weights are constants for autograd. In a docstring, "Inferred" marks what the source
@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from credit import ablations, reward_model, salience
+from credit.baselines import opo, opo_shear, otb, otb_shear
 from credit.batch import Batch, Context, effective_weights
 from credit.hindsight import dasd, hsd, iw_opd, rlsd, scapo, sdpo, serl
 from credit.measures import group_moments, positions, standardise
@@ -182,7 +183,7 @@ def shear(
     return shear_advantages(batch.advantages, torch.cat(omega))  # Alg. 1 line 18, Step 4
 
 
-def first(batch: Batch, context: Context, *, threshold: float) -> Tensor:
+def first(batch: Batch, context: Context, *, threshold: float, place: str) -> Tensor:
     """A_t = A where a wrong rollout first departs from the right ones, 0 elsewhere; ours.
 
     The distance is W_eps in the reading "cost", which has no floor. Right rollouts keep A on every
@@ -190,7 +191,8 @@ def first(batch: Batch, context: Context, *, threshold: float) -> Tensor:
     nbar) exceeds `threshold`: on the span's last `stride` tokens (which, but for a response's last
     span, no span before it covers), on `stride` tokens before these and on `stride` after. This
     takes most of the weight off wrong rollouts, so compare it with `--negative-scale`, which does
-    the same without looking at tokens.
+    the same without looking at tokens, and with `place` "random", which moves these tokens to a
+    random place of their rollout.
     """
     settings = context.shear
     stride = settings.stride
@@ -205,8 +207,13 @@ def first(batch: Batch, context: Context, *, threshold: float) -> Tensor:
             omega[group][row] = 0.0
             far = [span for span in spans[row] if span.distance > threshold]
             if far:
-                onset = far[0].end - stride
-                omega[group][row, max(0, onset - stride) : onset + 2 * stride] = 1.0
+                length = int(mask[row].sum())
+                start = max(0, far[0].end - 2 * stride)
+                end = min(length, far[0].end + stride)
+                if place == "random":
+                    moved = int(torch.randint(length - (end - start) + 1, ()))
+                    start, end = moved, moved + end - start
+                omega[group][row, start:end] = 1.0
     return batch.A * omega
 
 
@@ -529,6 +536,10 @@ def shuffle(batch: Batch, context: Context, **ablations: str) -> Tensor:
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "grpo": grpo,
     "signbalance": signbalance,
+    "opo": opo,
+    "otb": otb,
+    "opo-shear": opo_shear,
+    "otb-shear": otb_shear,
     "shear": shear,
     "first": first,
     "kgae": kgae,

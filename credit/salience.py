@@ -9,6 +9,7 @@
     adapter_residual         | how far the LoRA adapter moves the hidden state    | a forward one
     drift_from_start         | how far the adapter moves the next distribution    | two forward ones
     attention_entropy        | how widely the middle layer looks back             | a forward one
+    logit_gradients          | the size of each token's policy gradient, roughly  | a forward one
 
 All but the places are (B, T) float32. `methods.py` makes token advantages of them, with formulas
 and sources. Passes take at most `Context.micro_tokens` tokens at a time, or one longer rollout, and
@@ -212,6 +213,32 @@ def attention_entropy(rollouts: Rollouts, context: Context) -> Tensor:
     finally:
         hook.remove()
         model.set_attn_implementation(usual)
+
+
+@torch.no_grad()
+def logit_gradients(rollouts: Rollouts, context: Context) -> Tensor:
+    """The squared norm of the gradient of log pi(y_t) in the logits, (B, T) float32.
+
+    The gradient is e - p, where e is 1 at y_t and 0 elsewhere, so the norm is
+    1 - 2 p(y_t) + sum_v p_v^2 (the "logit-gradient proxy" of arXiv 2602.07078). It is between 0,
+    where the policy was certain, and 2.
+    """
+    model = context.policy.model
+
+    def norms(ids: Tensor, inside: Tensor) -> Tensor:
+        states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (b, S, d)
+        before = states[:, :-1][inside[:, 1:]]  # (n, d)
+        tokens = ids[inside]  # (n,)
+        squared = []
+        for place in range(0, len(tokens), HEAD_CHUNK):
+            chunk = slice(place, place + HEAD_CHUNK)
+            logits = model.get_output_embeddings()(before[chunk]).float() / context.temperature
+            gaps = logits.softmax(-1)  # (c, V)
+            gaps[torch.arange(len(gaps)), tokens[chunk]] -= 1
+            squared.append(gaps.square().sum(-1))
+        return torch.cat(squared)
+
+    return _by_micro_batch(rollouts, context, norms)
 
 
 def _by_micro_batch(

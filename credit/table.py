@@ -97,10 +97,24 @@ METHODS = {
         options=SHEAR,
     ),
     "signbalance": Method("1 in right rollouts, and in wrong ones what makes the group sum to 0"),
+    "opo": Method(
+        "the reward minus the group's mean reward, weighted by squared gradient norms",
+        weighs=False,
+    ),
+    "otb": Method(
+        "the same with a baseline for each token, weighted by the norms up to it", weighs=False
+    ),
+    "opo-shear": Method("opo times shear's weights", (Need.STATES, Need.PAIRS), weighs=False),
+    "otb-shear": Method("otb times shear's weights", (Need.STATES, Need.PAIRS), weighs=False),
     "first": Method(
         "the same distances, but only where a wrong rollout first departs",
         (Need.STATES, Need.PAIRS),
-        options={"threshold": Option(0.03, "distance at which a rollout has gone wrong")},
+        options={
+            "threshold": Option(0.03, "distance at which a rollout has gone wrong"),
+            "place": Option(
+                "onset", "its tokens, or as many at random", choices=("onset", "random")
+            ),
+        },
     ),
     "kgae": Method(
         "changes of a value that nearby rollouts of the group estimate",

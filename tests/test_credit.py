@@ -209,6 +209,7 @@ PASSES = {
     "dgpo": 2,
 }
 PASSES |= dict.fromkeys(["serl", "sdpo", "iw-opd", "dasd"], 1)
+PASSES |= dict.fromkeys(["opo", "otb", "opo-shear", "otb-shear"], 1)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -343,6 +344,37 @@ def test_signbalance_is_one_and_what_balances_it():
     balance = [[1, -3 / 2, 1, -3 / 2, 1], [-1 / 3, -1 / 3, 1, 0, -1 / 3], [0] * 5]
     expected = torch.tensor(balance).view(-1, 1) * batch.mask
     assert_near(assign("signbalance", batch), expected, 1e-5)
+
+
+def squared_norms(told: Told) -> torch.Tensor:
+    """(B, T) of the gradients of log pi in the logits, by autograd in float64."""
+    norms = torch.zeros(told.mask.shape, dtype=torch.float64)
+    for row, rollouts in enumerate(told.rollouts.take(torch.tensor([n])) for n in range(8)):
+        prompt = rollouts.prompt_ids[rollouts.prompt_mask]
+        response = rollouts.ids[rollouts.mask]
+        with torch.no_grad():
+            logits = told.policy.model(torch.cat([prompt, response])[None]).logits[0].double()
+        logits = logits[len(prompt) - 1 : -1].requires_grad_()  # (T, V)
+        chosen = logits.log_softmax(-1).gather(1, response[:, None])
+        (gradient,) = torch.autograd.grad(chosen.sum(), logits)
+        norms[row, : len(response)] = gradient.square().sum(-1)
+    return norms
+
+
+def test_baselines_are_means_weighted_by_the_squared_norms_of_gradients(told):
+    """A rollout that has ended keeps its norm; SHEAR's weights multiply what is above them."""
+    norms = squared_norms(told)
+    omega = weights_of("shear", told)
+    for method, per_token in (("opo", False), ("otb", True)):
+        expected = torch.zeros_like(norms)
+        for row, t in told.mask.nonzero().tolist():
+            members = range(row // 4 * 4, row // 4 * 4 + 4)
+            weights = [norms[n, : t + 1 if per_token else None].sum() for n in members]
+            rewards = [told.rewards[n].item() for n in members]
+            baseline = sum(w * r for w, r in zip(weights, rewards, strict=True)) / sum(weights)
+            expected[row, t] = told.rewards[row] - baseline
+        assert_near(assign(method, told), expected.float(), 1e-4)
+        assert_near(assign(f"{method}-shear", told), omega * expected.float(), 1e-4)
 
 
 @pytest.mark.parametrize("kept", [0.2, 0.5])
@@ -666,6 +698,14 @@ def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
     ]
     assert ours.unique().tolist() == [0, 1] and ours[4:].min() == 1
     assert assign("first", batch, "threshold=2.0")[1:4].abs().max() == 0
+    starts = set()
+    for seed in range(8):
+        torch.manual_seed(seed)
+        moved = -assign("first", batch, "place=random")
+        assert torch.equal(moved.sum(1), ours.sum(1))  # as many tokens, within the response
+        assert all(row.diff().count_nonzero() <= 2 for row in moved[1:4])  # side by side
+        starts.add(int(moved[1].nonzero()[0]))
+    assert len(starts) > 2
 
 
 def test_outcome_weights_against_written_out_numbers():
