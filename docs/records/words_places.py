@@ -5,8 +5,8 @@
     python -m docs.records.words_places runs/words    # these groups -> real-weights-places.json
 
 It reads the groups and the taught model that `studies.diagnose` has left in the folder, also where
-that was interrupted, and measures as `studies.diagnose` does, but fewer kinds of weights. It leaves a
-file per group in the folder, so that the same command continues where it was interrupted.
+that was interrupted, and measures as `studies.diagnose` does, but fewer kinds of weights. It leaves
+a file per group in the folder, so that the same command continues where it was interrupted.
 """
 
 import sys
