@@ -44,33 +44,45 @@ for name, reward, program, tests in OTHERS:
     CASES.append(dict(name=name, reward=reward, response=response, tests=tests))
 
 
-def names(reward: float | None) -> list[str]:
-    """Of the cases with this reward."""
-    return [case["name"] for case in CASES if case["reward"] == reward]
+def with_reward(reward: float | None) -> list[dict]:
+    """The cases that should have this reward."""
+    return [case for case in CASES if case["reward"] == reward]
 
 
-def graded(reward: float | None, level: str) -> dict[str, Verdict]:
-    """The verdict on each case that should have this reward, several at a time."""
-    own = [case for case in CASES if case["reward"] == reward]
+def names(cases: list[dict]) -> list[str]:
+    """Their names."""
+    return [case["name"] for case in cases]
+
+
+def graded(own: list[dict], level: str) -> dict[str, Verdict]:
+    """The verdict on each case, several at a time."""
 
     def grade(response: str, case: dict) -> Verdict:
         return grade_code(response, case["tests"], case.get("timeout_s", 20.0), level)
 
     verdicts = grade_all(grade, [case["response"] for case in own], own)
-    return dict(zip(names(reward), verdicts, strict=True))
+    return dict(zip(names(own), verdicts, strict=True))
 
 
-def graded_strictly(reward: float | None) -> dict[str, Verdict]:
+def graded_strictly(own: list[dict]) -> dict[str, Verdict]:
     """As above at the level `strict`; skips the test where it does not work."""
     try:
-        return graded(reward, sandbox.choose_level("strict"))
+        return graded(own, sandbox.choose_level("strict"))
     except SandboxError as error:
         pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module")
 def cheats() -> dict:
-    return graded_strictly(0.0)
+    return graded_strictly(with_reward(0.0))
+
+
+# Tests that are asserts run beside the program, too; those with inputs run once, at every level.
+BEHIND_WALL = [
+    case
+    for case in with_reward(0.0)
+    if "inputs" not in case["tests"] and case["name"] not in BESIDE
+]
 
 
 @pytest.fixture(scope="module")
@@ -84,39 +96,39 @@ def cheats_alone() -> dict:
             "supervise",
             lambda job, tests=None: supervise(job | {"beside": False}, tests),
         )
-        return graded_strictly(0.0)
+        return graded_strictly(BEHIND_WALL)
 
 
 @pytest.fixture(scope="module")
 def honest() -> dict:
-    return graded(1.0, "auto")
+    return graded(with_reward(1.0), "auto")
 
 
 @pytest.fixture(scope="module")
 def undecided() -> dict:
     with pytest.warns(RuntimeWarning, match="no verdict"):
-        return graded_strictly(None)
+        return graded_strictly(with_reward(None))
 
 
-@pytest.mark.parametrize("name", names(0.0))
+@pytest.mark.parametrize("name", names(with_reward(0.0)))
 def test_a_cheat_scores_zero(name, cheats):
     """The score is 0 and not None, as a cheat must not leave its group either."""
     assert cheats[name].reward == 0.0
 
 
-@pytest.mark.parametrize("name", [name for name in names(0.0) if name not in BESIDE])
+@pytest.mark.parametrize("name", names(BEHIND_WALL))
 def test_no_cheat_passes_the_wall_alone(name, cheats_alone):
     """Where the sandbox's level leaves out the second run."""
     assert cheats_alone[name].reward != 1.0
 
 
-@pytest.mark.parametrize("name", names(1.0))
+@pytest.mark.parametrize("name", names(with_reward(1.0)))
 def test_an_honest_program_passes(name, honest):
     """Whatever its style of input, output, fences, functions or classes."""
     assert honest[name] == (1.0, "correct")
 
 
-@pytest.mark.parametrize("name", names(None))
+@pytest.mark.parametrize("name", names(with_reward(None)))
 def test_no_rule_decides(name, undecided):
     """An honest program that only Python itself can tell from a cheat is not called wrong."""
     assert undecided[name] == (None, "infra_error")

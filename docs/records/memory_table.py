@@ -5,7 +5,7 @@ Run: `python -m docs.records.memory_table`.
 
 from docs.records.random_model import LARGE, SMALL
 from harness import memory
-from harness.config import PAPER, with_values
+from harness.config import PAPER_RECIPE, with_values
 from harness.models import outline_of
 
 for shape, gpus, lora_rank in (
@@ -17,7 +17,7 @@ for shape, gpus, lora_rank in (
 ):
     model = outline_of(shape)
     values = {"device": "cuda", "dtype": "bfloat16", "lora_rank": lora_rank}
-    config = with_values(PAPER, values)
+    config = with_values(PAPER_RECIPE, values)
     room = 80 - memory.predict(model, config, gpus)["resident"]
     batch = memory.choose_batch(shape, config.machine, room, memory.PROMPT, 3000)
     gb = memory.predict(model, with_values(config, {"generate_batch": batch}), gpus)
