@@ -3,8 +3,6 @@
 `python train.py --model smollm2 --task words` makes it, in runs/words-shear-1/start.
 """
 
-from pathlib import Path
-
 from harness import fsdp
 from harness.command import resolve
 from harness.config import parse_train
@@ -12,7 +10,7 @@ from harness.load import load_run
 from harness.run import Run
 
 
-def load_start(folder: Path = Path("runs/words-shear-1/start")) -> Run:
+def load_start() -> Run:
     """The model, its tokenizer and the task."""
-    config = resolve(parse_train(["--model", str(folder), "--task", "words"]))
+    config = resolve(parse_train("--model runs/words-shear-1/start --task words".split()))
     return load_run(config, fsdp.join("cpu"))
