@@ -8,25 +8,27 @@
     python -m docs.records.quick_places runs/lines-24 runs/lines-24/places.json
 
 It reads the groups and the taught model in the folder, also where `studies.diagnose` was
-interrupted, and measures as that does, but few kinds of weights: without `first`, which solves every
-pair of spans. It leaves a file per group in the folder, so that the same command continues where it
-was interrupted.
+interrupted, and measures as that does, but few kinds of weights: without `first`, which solves
+every pair of spans. It leaves a file per group in the folder, so that the same command continues
+where it was interrupted.
 """
 
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import torch
 from tqdm import tqdm
 
+from credit.measures import localisation
 from credit.settings import Credit
 from grpo import cat_padded
 from harness import files, fsdp
 from harness.command import resolve
 from harness.config import parse_train
 from harness.load import load_run
-from studies.advantages import measure_place, weights_of
+from studies.advantages import FOLDS, jackknife_half, measure_place, weights_of
 from studies.prefixes import Prefixes, context_at_start, score_group
 
 METHODS = ["shear", "own-side", "position"]
@@ -35,8 +37,10 @@ CHANGES = {"eps 0.25": {"eps": 0.25}, "window 32": {"window": 32}}  # of SHEAR's
 folder = Path(sys.argv[1])
 flags = files.read_settings(folder / "config.json")
 command = ["--model", str(folder / "start")]
-for name in ("task", "toy_lines", "window", "stride"):
-    command += ["--" + name.replace("_", "-"), str(flags[name])]
+for name in ("task", "window", "stride"):
+    command += [f"--{name}", str(flags[name])]
+if flags["task"] == "embedded":
+    command += ["--toy-lines", str(flags["toy_lines"])]
 context = context_at_start(load_run(resolve(parse_train(command)), fsdp.join("cpu")))
 groups = [Prefixes(**files.read_settings(path)) for path in sorted(folder.glob("group-*.json"))]
 mixed = [group for group in groups if group.mixed]
@@ -64,4 +68,18 @@ for name in parts[0][0]:
     weights = cat_padded([part[0][name] for part in parts])  # (B, T)
     section = results["methods" if name in METHODS else "settings"]
     section[name] = measure_place(weights, mask, wrong_step, group_of, reach=24)
+opposing = cat_padded([part[0]["shear"] for part in parts])  # (B, T)
+own = cat_padded([part[0]["own-side"] for part in parts])  # (B, T)
+without = []  # what the side adds at equal position, without each fold of groups
+for fold in range(min(FOLDS, len(parts))):
+    kept = group_of % FOLDS != fold  # (B,)
+    aucs = [
+        localisation(weights[kept], mask[kept], wrong_step[kept]) for weights in (opposing, own)
+    ]
+    without.append(aucs[0]["auc_matched"] - aucs[1]["auc_matched"])
+matched = [results["methods"][name]["auc_matched"] for name in ("shear", "own-side")]
+results["shear - own-side"] = [matched[0] - matched[1], jackknife_half(pd.Series(without))]
+print(
+    "AUC at equal position, shear - own-side: {:+.3f} ± {:.3f}".format(*results["shear - own-side"])
+)
 files.write_json(Path(sys.argv[2]), results)
