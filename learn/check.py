@@ -144,7 +144,7 @@ EXERCISES = {
     "clipped_loss": Exercise(
         lambda *inputs: grpo.policy_loss(*inputs)[0],
         loss_cases,
-        "Select tokens by torch.where or values[mask]: NaN times 0 is NaN. Clip rho, not rho A.",
+        "Select tokens first, as in logp[mask]: the gradient of NaN is NaN. Clip rho, not rho A.",
     ),
 }
 

@@ -2,11 +2,11 @@
 
     python -m learn.hunt 1               # writes the copy hunts/1, prints the symptom, also again
     python -m learn.hunt 1 --at shear.py:160   # says warm or cold: the mistake is there, or not
-    python -m learn.hunt 1 --answer      # shows the mistake, and the test that fails with it
+    python -m learn.hunt 1 --answer      # shows the mistake, and how to test the copy
 
 There are twelve mistakes, each in a file at the root. Read the copy beside the paper (arXiv
-2604.23318), or try its functions: most copies still train, and no error says what is wrong.
-`.ci/hunts` plants every mistake and runs its test.
+2604.23318), or try its functions: most copies still train, and no error says what is wrong. Two
+have no symptom. `.ci/hunts` plants every mistake and runs its test.
 
 Left out of the copy: the tests and `learn/`, which would give the mistake away, as would `diff -r`.
 """
@@ -14,6 +14,7 @@ Left out of the copy: the tests and `learn/`, which would give the mistake away,
 import argparse
 import shutil
 from pathlib import Path
+from textwrap import indent
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
@@ -29,6 +30,7 @@ class Mistake(NamedTuple):
     test: str  # it fails with the mistake
 
 
+NO_SYMPTOM = "none, the copy learns. Compare it with the paper."
 MISTAKES = [
     Mistake(
         "Some responses have one span more than Eq. (2) gives them.",
@@ -61,7 +63,7 @@ MISTAKES = [
         "test_grpo.py::test_scores_are_the_model_s_own_at_the_sampled_tokens",
     ),
     Mistake(
-        "The advantages of a group depend on the other groups.",
+        NO_SYMPTOM,
         "grpo.py",
         "std = (centred.square().sum(1, keepdim=True) / (count - 1).clamp_min(1)).sqrt()",
         "std = (centred.square().sum() / (count.sum() - 1).clamp_min(1)).sqrt()",
@@ -113,7 +115,7 @@ MISTAKES = [
         "test_grpo.py::test_the_loss_is_the_sum_over_all_tokens_by_their_number",
     ),
     Mistake(
-        "One long response in a group raises the weights of all others.",
+        NO_SYMPTOM,
         "shear.py",
         "nbar = mean_norm(hidden[mask])",
         "nbar = mean_norm(hidden.flatten(0, 1))",
@@ -154,12 +156,17 @@ def plant(mistake: Mistake, folder: Path) -> None:
     source.write_text(text.replace(mistake.was, mistake.now), encoding="utf-8")
 
 
-def answer(mistake: Mistake) -> str:
-    """The changed lines as a diff, and the test that fails."""
-    lines = [f"{mistake.file}:"]
-    lines += [f"  - {line}" for line in mistake.was.splitlines()]
-    lines += [f"  + {line}" for line in mistake.now.splitlines()]
-    return "\n".join([*lines, f"the test that fails with it: tests/{mistake.test}"])
+def answer(mistake: Mistake, folder: Path) -> str:
+    """The changed lines as a diff, and a command for the test that fails on the copy."""
+    lines = [
+        f"{mistake.file}:",
+        indent(mistake.was.rstrip(), "  - "),
+        indent(mistake.now.rstrip(), "  + "),
+        "its test fails until the copy is mended:",
+        f"  cp -r tests pyproject.toml {folder}",
+        f"  cd {folder} && python -m pytest -n 0 tests/{mistake.test}",
+    ]
+    return "\n".join(lines)
 
 
 def warmth(mistake: Mistake, file: str, line: int) -> str:
@@ -184,8 +191,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--at", metavar="FILE:LINE", help="a guess: here, warm (its file) or cold")
     args = parser.parse_args(argv)
     mistake = MISTAKES[args.number - 1]
+    folder = Path("hunts") / str(args.number)
     if args.answer:
-        print(answer(mistake))
+        print(answer(mistake, folder))
         return
     if args.at:
         file, _, line = args.at.partition(":")
@@ -193,7 +201,6 @@ def main(argv: list[str] | None = None) -> None:
             parser.error(f"--at {args.at}: give a file and a line of the copy, as in shear.py:160")
         print(warmth(mistake, file, int(line)))
         return
-    folder = Path("hunts") / str(args.number)
     if not folder.exists():
         plant(mistake, folder)
     print(f"{folder} has one mistake, in a file at its root. Symptom: {mistake.symptom}")

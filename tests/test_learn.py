@@ -4,8 +4,12 @@
 """
 
 import filecmp
+import re
+import shutil
+import subprocess
 
 import pytest
+import torch
 
 import learn.check
 from learn import exercises, hunt
@@ -44,13 +48,11 @@ def test_a_wrong_solution_is_told_where_it_differs(name, wrong, words):
 def test_a_mistake_is_one_change_of_a_copy(tmp_path, monkeypatch, capsys):
     """Its line still stands in its file, and its test exists."""
     monkeypatch.chdir(tmp_path)
-    for number, mistake in enumerate(hunt.MISTAKES, start=1):
+    assert len(hunt.MISTAKES) == 12
+    for mistake in hunt.MISTAKES:
         assert (hunt.ROOT / mistake.file).read_text().count(mistake.was) == 1, mistake.was
         file, _, test = mistake.test.partition("::")
         assert f"def {test}(" in (hunt.ROOT / "tests" / file).read_text()
-        hunt.main([str(number), "--answer"])
-        assert mistake.test in capsys.readouterr().out
-    assert number == 12
     hunt.main(["8"])
     compared = filecmp.dircmp(hunt.ROOT, "hunts/8")
     assert compared.diff_files == ["shear.py"] and not compared.right_only
@@ -58,6 +60,29 @@ def test_a_mistake_is_one_change_of_a_copy(tmp_path, monkeypatch, capsys):
     capsys.readouterr()
     hunt.main(["8"])
     assert hunt.MISTAKES[7].symptom in capsys.readouterr().out
+
+
+def test_an_answer_s_command_fails_on_the_copy_until_it_is_mended(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(hunt.ROOT / "tests", "tests")
+    shutil.copy(hunt.ROOT / "pyproject.toml", ".")
+    hunt.main(["1"])
+    capsys.readouterr()
+    hunt.main(["1", "--answer"])
+    copying, testing = capsys.readouterr().out.splitlines()[-2:]
+    assert subprocess.run(copying, shell=True).returncode == 0
+    assert subprocess.run(testing, shell=True).returncode == 1
+    shutil.copy(hunt.ROOT / "shear.py", "hunts/1")
+    assert subprocess.run(testing, shell=True).returncode == 0
+
+
+def test_the_example_of_the_page_prints_what_the_page_says(capsys):
+    page = (hunt.ROOT / "docs" / "learn.md").read_text(encoding="utf-8")
+    code, said = re.search(r"```python\n(.*?)```\n\n(.*?)\n\n", page, re.S).groups()
+    exec(code, {})
+    printed = capsys.readouterr().out
+    numbers = [[float(word) for word in re.findall(r"\d\.\d+", text)] for text in (said, printed)]
+    torch.testing.assert_close(*map(torch.tensor, numbers), rtol=0, atol=2e-3)
 
 
 def test_a_guess_is_here_warm_or_cold(capsys):
