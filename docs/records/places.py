@@ -61,6 +61,6 @@ for lines, of_lines in places.groupby("lines"):
         table.append(line)
     first = of_lines[of_lines["weights"] == "shear"]
     position = cell_of(first["auc_position"], first["auc_position_half"])
-    counts = f"{first['rollouts'].min()} to {first['rollouts'].max()} wrong rollouts"
-    print(f"{lines} lines, seeds {first['seed'].tolist()}, {counts}, AUC of position {position}\n")
+    print(f"{lines} lines, AUC of position {position}")
+    print(first[["seed", "mixed_groups", "rollouts"]].to_string(index=False) + "\n")
     print("\n".join(tables.markdown(table)) + "\n")

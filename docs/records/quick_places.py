@@ -32,7 +32,6 @@ from studies.advantages import FOLDS, jackknife_half, measure_place, weights_of
 from studies.prefixes import Prefixes, context_at_start, score_group
 
 METHODS = ["shear", "own-side", "position"]
-CHANGES = {"eps 0.25": {"eps": 0.25}, "window 32": {"window": 32}}  # of SHEAR's settings
 
 folder = Path(sys.argv[1])
 flags = files.read_settings(folder / "config.json")
@@ -42,6 +41,8 @@ for name in ("task", "window", "stride"):
 if flags["task"] == "embedded":
     command += ["--toy-lines", str(flags["toy_lines"])]
 context = context_at_start(load_run(resolve(parse_train(command)), fsdp.join("cpu")))
+# SHEAR with one setting changed, by the names of `studies.diagnose`
+changes = {"eps 0.25": {"eps": 0.25}, f"window 32, stride {flags['stride']}": {"window": 32}}
 groups = [Prefixes(**files.read_settings(path)) for path in sorted(folder.glob("group-*.json"))]
 mixed = [group for group in groups if group.mixed]
 for number, group in enumerate(tqdm(mixed, "groups", disable=None)):
@@ -50,7 +51,7 @@ for number, group in enumerate(tqdm(mixed, "groups", disable=None)):
         continue
     batch = score_group(group, context)
     weights = {name: weights_of(batch, context, Credit(name)) for name in METHODS}
-    for name, change in CHANGES.items():
+    for name, change in changes.items():
         changed = replace(context, shear=replace(context.shear, **change))
         weights[name] = weights_of(batch, changed, Credit("shear"))
     weights["surprisal"] = -batch.log_probs
