@@ -1,8 +1,9 @@
-"""Evaluate models on the paper's ten benchmarks, or on the embedded task.
+"""Evaluate models on the paper's ten benchmarks, or on what a run of train.py held out.
 
+    python eval.py --model runs/NAME                                   # its own held-out problems
     python eval.py --model Qwen/Qwen2.5-Math-7B --bench math           # the five sets of math
     python eval.py --model BASE runs/NAME --bench code                 # two models, side by side
-    python eval.py --model runs/NAME/start runs/NAME --bench embedded  # before and after training
+    python eval.py --model runs/NAME/start runs/NAME                   # before and after training
     python eval.py --model PATH --bench math500 --data math500=FILE    # a local copy of a set
     python eval.py --select runs/A runs/B runs/C                       # their best checkpoints
     python eval.py --from evals/NAME                                   # the saved table again
@@ -36,7 +37,7 @@ from harness import evaluation, files, fsdp, tables
 from harness.command import resolve_machine, run_command
 from harness.evaluation import Sampler, paired_difference, samples_of, summarise
 from harness.fsdp import launch, processes
-from harness.load import check_problems
+from harness.load import task_of_run
 from harness.models import check_embedded, load_model, load_tokenizer, round_weights
 from harness.paper_tables import backbone_of
 from harness.run import Ranks
@@ -48,9 +49,9 @@ from harness.tables import (
     with_legend,
 )
 from tasks import benchmarks
-from tasks.benchmarks import Loaded
+from tasks.benchmarks import Benchmark, Loaded, math_row
 from tasks.errors import BadInput, printable
-from tasks.problems import choose_template
+from tasks.problems import digest_of
 
 KINDS = "protocol", "data", "models"  # the parts of settings.json that must not change
 
@@ -95,6 +96,47 @@ def find_models(config: EvalConfig) -> list[str]:
     return paths
 
 
+def own_set(models: list[str]) -> str:
+    """The set of models by default: what their run held out, or math for other models."""
+    for run in map(files.run_of, models):
+        if run.get("task") == "embedded":
+            return "embedded"
+        if run.get("data") or run.get("task") == "words":
+            return "heldout"
+    return "math"
+
+
+def own_problems(models: list[str]) -> Loaded:
+    """The problems that the models' run held out of --data or --task words, with its grader.
+
+    A response may be as long as in training. Raises BadInput if there is no such run, if its
+    problems are not there any more, or if runs hold out different ones.
+    """
+    sets = {}  # digest of the held-out problems -> the set
+    for path in models:
+        run = files.run_of(path)
+        if not run or run.get("task") == "embedded":
+            continue
+        config, task = task_of_run(path)
+        problems = [{"id": str(number)} | row for number, row in enumerate(task.heldout, 1)]
+        kind = "math" if task.reference == "answer" else "code"
+        digest = digest_of(task.heldout)
+        sets[digest] = Loaded(
+            Benchmark("heldout", kind, 8, (), "", "", math_row),
+            problems,
+            source=f"held out of {config.problems.data or 'words'}, seed {config.seed}",
+            revision=digest,
+            max_tokens=config.sampling.max_tokens,
+            task=task,
+        )
+    if len(sets) != 1:
+        raise BadInput(
+            "--bench heldout: needs models of one run of train.py, with --data or --task words; "
+            "name another set"
+        )
+    return sets.popitem()[1]
+
+
 def heldout_set(embedded: Embedded, models: list[str]) -> Loaded:
     """The held-out set of the embedded task: the models' runs name it, unless the flags do.
 
@@ -104,7 +146,8 @@ def heldout_set(embedded: Embedded, models: list[str]) -> Loaded:
     chosen = set()
     for path in models:
         run = files.run_of(path)
-        check_problems(path, run)
+        if run.get("task") == "embedded":
+            task_of_run(path)  # refuses another config.json
         settings = flat(PRESETS["embedded"]) | run | given
         chosen.add((settings["toy_lines"], settings["heldout"], settings["seed"]))
     if len(chosen) > 1:
@@ -121,13 +164,15 @@ def heldout_set(embedded: Embedded, models: list[str]) -> Loaded:
 def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
     """Evaluate every model on every benchmark, into `--out`; then print the tables."""
     models = find_models(config)
-    task_name = files.run_of(models[0]).get("task")
-    names = list(config.bench) or ["embedded" if task_name == "embedded" else "math"]
+    names = list(config.bench) or [own_set(models)]
     # raises BadInput for a path that is no model
     tokenizers = {path: load_tokenizer("--model", path) for path in models}
     protocol = config.protocol
-    make_embedded = partial(heldout_set, config.embedded, models)
-    sets = benchmarks.load_sets(names, list(config.data), make_embedded)
+    make_heldout = {
+        "embedded": partial(heldout_set, config.embedded, models),
+        "heldout": partial(own_problems, models),
+    }
+    sets = benchmarks.load_sets(names, list(config.data), make_heldout)
     most = max(config.pass_at, default=0)
     for loaded in sets:
         name = loaded.benchmark.name
@@ -185,10 +230,9 @@ def evaluate_model(
     checksum = torch.zeros((), dtype=torch.int64, device=ranks.device)
     for number, weight in enumerate(model.parameters()):
         checksum += fsdp.checksum(weight, number)
-    origin = files.origin_of(path)
     settings["models"][path] = {
-        "origin": origin,
-        "template": choose_template(config.protocol.template, origin, tokenizer),
+        "origin": files.origin_of(path),
+        "template": evaluation.template_of(config.protocol, path, tokenizer),
         "checksum": int(checksum),
     }
     batch = config.machine.generate_batch or settings["generate_batch"].get(path)

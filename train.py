@@ -3,8 +3,9 @@
     python train.py                                              # the embedded task; needs no GPU
     python train.py --model Qwen/Qwen2.5-Math-7B --method shear  # the paper's run, on all GPUs
     python train.py --method grpo                                # without span weights
-    python train.py --model PATH --data problems.jsonl           # problems of your own
+    python train.py --task own --model PATH --data FILE          # problems of your own, on a CPU
     python train.py --model PATH --task code                     # programs, graded in a sandbox
+    python train.py --model PATH --plan H100 --ranks 8           # memory and hours, without a run
     python train.py --resume runs/NAME                           # after a crash
     python train.py --resume runs/NAME --steps 80                # more steps than the run had
     torchrun --nproc_per_node 8 train.py ...                     # ranks started by torchrun
@@ -36,6 +37,7 @@ Left out: sampling while the policy is updated, and schedules of the learning ra
 import math
 import statistics
 import sys
+import time
 from pathlib import Path
 
 from harness.config import TrainConfig, parse_train
@@ -52,7 +54,7 @@ from credit.measures import credit_vs_first_error, reason_shares, sample_rows, s
 from credit.methods import assign_credit
 from credit.table import Need
 from grpo import policy_loss
-from harness import checkpoint, files, fsdp, log
+from harness import checkpoint, files, fsdp, log, memory
 from harness.command import RunFailed, interruptible, resolve, run_command
 from harness.evaluation import on_benchmarks
 from harness.folder import open_folder
@@ -71,7 +73,11 @@ def main(argv: list[str] | None = None) -> int:
     The exit status is 0; 1 for a run that cannot continue (it diverged, or memory or disk is full),
     2 for bad input, 130 after Ctrl-C.
     """
-    config = resolve(parse_train(argv))
+    config = parse_train(argv)
+    if config.machine.plan:
+        print("\n".join(map(log.wrap, memory.foresee(config))))
+        return 0
+    config = resolve(config)
     if fsdp.processes(config.machine) > 1:
         return fsdp.launch(fsdp.processes(config.machine), __file__, argv)
     return train(config, fsdp.join(config.machine.device, config.machine.threads))
@@ -89,10 +95,12 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
         if config.checkpoints.resume:
             before, history = checkpoint.restore(run, Path(config.checkpoints.resume))
         else:
+            began = time.perf_counter()
             before = evaluate(run)
             history = []  # the metrics of each step
             if ranks.main:
                 log.print_before(run.config, run.folder, before)
+                log.print_time(run, time.perf_counter() - began)
         steps = run.config.optimisation.steps
         todo = range(len(history), steps)
         bar = tqdm(todo, initial=len(history), total=steps, desc="steps", leave=False, disable=None)
@@ -169,7 +177,8 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     if run.ranks.main:
         of_batch = step_metrics(batch, context.task, context.tokenizer)
         weights = {config.credit.method: batch.weights}  # (B, T)
-        samples = sample_rows(step, context.tokenizer, context.task, batch, weights)
+        for group in range(len(batch.problems)) if config.checkpoints.keep_samples else [None]:
+            samples += sample_rows(step, context.tokenizer, context.task, batch, weights, group)
     clock.lap("measure")
     context.step = step + 1  # steps done
     return {"step": step + 1} | of_batch | updates | {"seconds": clock.laps}, samples

@@ -1,6 +1,7 @@
 r"""Gold answers and problems as their authors wrote them: what the math grader makes of them.
 
     reading_of(answer, solution)      -> how an answer is read, or "" for an ordinary one
+    read_answer(value)                -> an answer's text: a number's digits, what follows ####
     forms_of(answer)                  -> the forms in which a response may write it
     is_copied(answer, gold, problem)  -> does it only repeat a calculation of the problem?
 
@@ -8,6 +9,8 @@ They look at texts alone, so that thousands of answers take no time.
 """
 
 import re
+from decimal import Decimal
+from numbers import Number
 
 from grading.spelling import UNIT, respell, rewrite
 
@@ -25,6 +28,20 @@ CALCULATION = [
     (r"\\times(?![a-z])|\\cdot(?![a-z])|[×·]", "*"),
     (r"\\div(?![a-z])|÷", "/"), ("[{}]", ""),
 ]  # fmt: skip
+
+
+def read_answer(value: object) -> object:
+    """An answer as text: a number by its decimal digits, and of GSM8K's what follows "####".
+
+    Other values come back as they are.
+    """
+    if isinstance(value, Number) and not isinstance(value, bool):
+        number = Decimal(str(value))
+        # not 5e-05, which a grader reads as LaTeX; whole numbers may be 27.0
+        return f"{number:f}".removesuffix(".0") if number.is_finite() else value
+    if isinstance(value, str) and "####" in value:
+        return value.rpartition("####")[2].strip()
+    return value
 
 
 def reading_of(answer: str, solution: object = None) -> str:

@@ -48,9 +48,9 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="DataclassInstance")
 Texts = Annotated[tuple[str, ...], several(spec("TEXT", str))]
 BENCH_HELP = (
-    "embedded, math (aime24, aime25, amc23, math500, olympiadbench), code (humaneval, humaneval+, "
-    "mbpp, mbpp+, livecodebench), or some of these by name; default: embedded for its models, "
-    "otherwise math."
+    "heldout or embedded (what the model's run held out), math (aime24, aime25, amc23, math500, "
+    "olympiadbench), code (humaneval, humaneval+, mbpp, mbpp+, livecodebench), or some of these by "
+    "name; default: what the model's run held out, otherwise math."
 )
 PAPER_HELP = (
     f"Print the paper's numbers of this model next to the results: {', '.join(PAPER_TABLES)}; "
@@ -66,9 +66,11 @@ TRACKERS = "wandb", "trackio", "tensorboard"
 # What a resumed run may change: its length, what it saves and measures on the way, how fast it
 # learns, and the machine. A change of the last two makes a run that differs in its bits.
 MAY_CHANGE = frozenset(
-    "steps save_every keep lr max_grad_norm resume ranks device threads micro_tokens "
+    "steps save_every keep keep_samples lr max_grad_norm resume ranks device threads micro_tokens "
     "generate_batch eval_every bench bench_data track force".split()
 )
+# Memory in GB and peak TFLOP/s in bfloat16, for --plan.
+GPUS = {"A100": (80, 312), "H100": (80, 989), "H200": (141, 989)}
 FLAT = (tyro.conf.OmitArgPrefixes,)  # flags are named by their fields alone
 
 
@@ -133,6 +135,8 @@ class Checkpoints:
     """Steps between checkpoints; the last step is always saved."""
     keep: Count = 2
     """Number of checkpoints to keep."""
+    keep_samples: bool = False
+    """Write all groups of a step to samples.jsonl, not only one."""
     resume: OptionalText = None
     """Folder of the run to resume, or of one of its checkpoints."""
 
@@ -157,6 +161,9 @@ class Machine:
 class TrainMachine(Machine):
     """Devices, number format, processes and batch sizes."""
 
+    plan: Annotated[str | None, spec("GPU", one_of(GPUS))] = None
+    """Only print the memory and hours that a run will take on --ranks such GPUs: A100, H100, H200.
+    """
     force: bool = False
     """Train even if the predicted memory exceeds the available memory."""
     shard_over: Natural = 0
@@ -172,8 +179,10 @@ class TrainMachine(Machine):
 class TrainConfig:
     """Train a causal language model with SHEAR, GRPO or a related method."""
 
-    task: Literal["embedded", "words", "math", "code"] = "math"
-    """Problems to train on; default: embedded without --model, otherwise math."""
+    task: Literal["embedded", "words", "math", "code", "own"] = "math"
+    """Problems to train on; own: math with sizes for a CPU; default: embedded without --model,
+    otherwise math.
+    """
     model: OptionalText = None
     """Hugging Face folder or hub id, .gguf file, or smollm2; by default embedded makes a model."""
     seed: Seed = 0
@@ -207,7 +216,7 @@ PAPER_RECIPE = TrainConfig()
 EMBEDDED = replace(
     PAPER_RECIPE,
     task="embedded",
-    problems=Problems(heldout=512),
+    problems=Problems(heldout=512, warmup_steps=600),
     shear=Shear(window=12, stride=6),
     sampling=Sampling(prompts_per_step=16, max_tokens=0),
     optimisation=Optimisation(steps=40, lr=1e-4, prompts_per_update=4),
@@ -225,11 +234,16 @@ WORDS = replace(
     evaluation=Evaluation(eval_groups=16),
     machine=TrainMachine(recompute=False),
 )
+# The same for problems of one's own, whose prompts and responses may be longer.
+OWN = replace(
+    WORDS, task="own", problems=Problems(), sampling=replace(WORDS.sampling, max_tokens=256)
+)
 PRESETS = {
     "embedded": EMBEDDED,
     "words": WORDS,
     "math": PAPER_RECIPE,
     "code": replace(PAPER_RECIPE, task="code"),
+    "own": OWN,
 }
 
 
@@ -370,7 +384,7 @@ class Protocol:
     samples: Natural = 0
     """Responses per problem; 0: the paper's k for the benchmark."""
     template: Template = "auto"
-    """Prompt template, as in train.py."""
+    """Prompt template, as in train.py; auto: for a model of a run that of the run."""
     block: Count = 128
     """Number of responses that are sampled, graded and saved together."""
     grade_timeout: Seconds = None

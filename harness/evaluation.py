@@ -35,6 +35,7 @@ import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
@@ -47,6 +48,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from fast.generate import fast_generate
+from grading.readings import read_answer
 from grpo import rollout
 from harness import files, fsdp, memory
 from harness.config import Machine, Protocol, TrainConfig
@@ -56,7 +58,7 @@ from rewards import Verdict, grade_all, style_of
 from tasks import toy
 from tasks.benchmarks import Loaded
 from tasks.errors import BadInput, bad_input_on_error
-from tasks.problems import Task, choose_template, digest_of, grader, read_answer, text_task
+from tasks.problems import Task, choose_template, digest_of, grader, text_task
 from tasks.rows import from_files, lacks
 
 # The types of what a row of --replay may have, besides "tests".
@@ -217,20 +219,28 @@ def as_task(
 ) -> Task:
     """The benchmark as a training task, with the same graders.
 
-    Prompts are in the template of the model at `name`. Raises BadInput if the embedded set is asked
-    of a model that is not the embedded task's.
+    Held-out problems of a run keep its grader. Prompts are in the template of the model at `name`.
+    Raises BadInput if the embedded set is asked of a model that is not the embedded task's.
     """
     kind = loaded.benchmark.kind
     grade = grader(kind, protocol.grade_timeout or loaded.benchmark.timeout_s, protocol.sandbox)
     if kind != "embedded":
-        template = choose_template(protocol.template, files.origin_of(name), tokenizer)
-        return text_task(kind, template, tokenizer, grade)
+        task = text_task(kind, template_of(protocol, name, tokenizer), tokenizer, grade)
+        return replace(loaded.task, prompt=task.prompt) if loaded.task else task
     lines = max((problem["problem"].count(";") for problem in loaded.problems), default=1)
     if len(tokenizer) != len(toy.symbols_of(lines)):
         raise BadInput(
             f"--bench embedded: {name} is not a model of the embedded task; give other benchmarks"
         )
     return Task(kind, [], [], lambda problem: problem["problem"], grade)
+
+
+def template_of(protocol: Protocol, name: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """The template of the model at `name`; auto: its run's, as far as that says one."""
+    template = protocol.template
+    if template == "auto":
+        template = files.run_of(name).get("template", template)
+    return choose_template(template, files.origin_of(name), tokenizer)
 
 
 def choose_batch_of_model(

@@ -12,6 +12,7 @@ import transformers
 
 from harness import files, fsdp, log
 from harness.config import MAY_CHANGE, TrainConfig, flat, spell
+from harness.load import LESSONS
 from harness.run import Ranks, Run
 from tasks.errors import BadInput
 
@@ -69,9 +70,14 @@ def say_how_to_go_on(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterato
             steps = f"{files.step_of(checkpoints[-1])} of {config.optimisation.steps} steps"
             command = resume_command(config, folder, checkpoints[-1])
             print(f"a checkpoint holds {steps}; resume with: {command}", file=sys.stderr)
-        elif (folder / "start").exists():
+        elif (folder / "start" / LESSONS).exists():
             print(
                 "the taught model is kept; the next run with these lessons takes it",
+                file=sys.stderr,
+            )
+        elif (folder / "start").exists():
+            print(
+                f"the model as far as it was taught is kept; take it by --model {folder}/start",
                 file=sys.stderr,
             )
         elif (

@@ -40,6 +40,7 @@ _MAKE_TASK: dict[str, Callable[..., tuple[Task, list[str]]]] = {
     "words": words.task,
     "math": partial(problems.task, "math"),
     "code": partial(problems.task, "code"),
+    "own": partial(problems.task, "math"),
 }
 LESSONS = "lessons.json"  # beside a taught model: the digest of what it was taught
 
@@ -105,8 +106,9 @@ def describe(
     ]
     if config.problems.data:
         steps = -(-len(task.train) // config.sampling.prompts_per_step)
-        rate = f"--lr is {config.optimisation.lr:g}, and models below 1B need 1e-5 to 1e-4"
-        notes.append(f"a pass over --data takes {steps} step(s); {rate}")
+        notes.append(f"a pass over --data takes {steps} step(s)")
+        if config.task == "math" and device != "cuda":
+            notes.append("sizes and --lr are the paper's; --task own has some for a CPU")
     for loaded in sets:
         notes += loaded.notes
     if config.smoke:
@@ -175,6 +177,11 @@ def make_task(
     else:
         task, dropped = hold_out(size, task, tokenizer, room)
         notes += [*size.notes, *dropped]
+    if config.problems.warmup_steps and not task.lessons:
+        raise BadInput(
+            f"--warmup-steps {config.problems.warmup_steps}: no row that is trained on has a "
+            f'"solution" in --data {config.problems.data}; leave it out'
+        )
     digest = digest_of(task.train + task.heldout)
     if config.checkpoints.resume and config.digest != digest:
         raise BadInput(
@@ -232,23 +239,20 @@ class Sizes:
         return most
 
 
-def check_problems(path: str, run: dict) -> None:
-    """Raise BadInput for a model whose config.json no longer describes its run's problems.
+def task_of_run(path: str) -> tuple[TrainConfig, Task]:
+    """The configuration and the task of the run that the model at `path` is from.
 
-    `run` holds the settings in that file; only runs of the embedded task are checked.
+    Raises BadInput if the run's problems are not those that it had.
     """
-    if run.get("task") != "embedded" or "digest" not in run:
-        return
-    config = files.read_config(run)
-    sizes = config.problems
-    train, heldout = toy.make_problems(
-        lessons.MADE_PROBLEMS, sizes.heldout, sizes.toy_lines, config.seed
-    )
-    if digest_of(train + heldout) != config.digest:
+    config = files.read_config(files.run_of(path))
+    model, tokenizer = models.load_outline(path)
+    made, task, _ = make_task(config, tokenizer, context_of(model))
+    if config.digest and made.digest != config.digest:
         raise BadInput(
-            f"--model {path}: config.json of its run says other problems than the run had (seed, "
-            "toy_lines or heldout was changed); restore it"
+            f"--model {path}: config.json of its run, or --data {config.problems.data}, says other "
+            "problems than the run had; restore it"
         )
+    return config, task
 
 
 def load_benchmarks(
@@ -261,7 +265,7 @@ def load_benchmarks(
     sets = benchmarks.load_sets(
         list(config.evaluation.bench),
         list(config.evaluation.bench_data),
-        make_embedded,
+        {"embedded": make_embedded},
         flag="--bench-data",
     )
     protocol = evaluation.protocol_of(config)
@@ -290,7 +294,8 @@ def give_lessons(run: Run) -> None:
 def needs_lessons(run: Run) -> bool:
     """Whether a run begins with lessons.
 
-    It does on a task that has them, unless it is resumed or its model is a run's of that task.
+    It does where there are some, unless it is resumed or its model is that of a run with the task's
+    own ones.
     """
     config = run.config
     if (
@@ -299,9 +304,11 @@ def needs_lessons(run: Run) -> bool:
         or not run.context.task.lessons
     ):
         return False
-    if TASKS[config.task].makes_model:
+    kind = TASKS[config.task]
+    if kind.makes_model:
         return not config.model
-    return files.run_of(config.model or "").get("task") != config.task
+    was_taught = files.run_of(config.model or "").get("task") == config.task
+    return not (kind.makes_problems and was_taught)
 
 
 def teach_policy(run: Run) -> PreTrainedModel:
@@ -320,23 +327,33 @@ def teach_policy(run: Run) -> PreTrainedModel:
                 print(f"warm-up: as in {earlier}, whose lessons were the same")
                 shutil.copytree(earlier, draft, dirs_exist_ok=True)
             else:
-                lora.save_merged(give_warm_up(run), context.tokenizer, draft)
-                files.write_json(draft / LESSONS, {"digest": digest})
+                is_whole = give_warm_up(run)
+                lora.save_merged(context.policy.model, context.tokenizer, draft)
+                if is_whole:
+                    files.write_json(draft / LESSONS, {"digest": digest})
+        if not (start / LESSONS).exists():
+            raise KeyboardInterrupt
     fsdp.gather(None, run.ranks)  # until it is there
     return models.load_model(str(start), run.ranks.device, context.tokenizer).eval()
 
 
-def give_warm_up(run: Run) -> PreTrainedModel:
-    """Teach the policy, in float32, and print how long it took."""
+def give_warm_up(run: Run) -> bool:
+    """Teach the policy, in float32, and print how long it took.
+
+    Returns False where Ctrl-C ended the lessons early.
+    """
     context = run.context
     assert context.task.lessons  # `needs_lessons`
     model = context.policy.model.float()
     steps = run.config.problems.warmup_steps
     began = time.perf_counter()
-    loss = context.task.lessons(model, forbidden=heldout_prompts(context.task), steps=steps)
+    try:
+        loss = context.task.lessons(model, forbidden=heldout_prompts(context.task), steps=steps)
+    except KeyboardInterrupt:
+        return False
     seconds = time.perf_counter() - began
     print(f"warm-up: {steps} steps, loss {loss:.3f}, {seconds:.0f} s")
-    return model
+    return True
 
 
 def digest_of_lessons(run: Run) -> str:
@@ -350,6 +367,7 @@ def digest_of_lessons(run: Run) -> str:
     for number, parameter in enumerate(run.context.policy.model.parameters()):
         weights += int(fsdp.checksum(parameter, number))
     facts = [config.task, config.seed, config.problems.warmup_steps, config.digest, weights]
+    facts += [problem.get("solution") for problem in run.context.task.train]
     facts += [config.machine.device, torch.get_num_threads(), torch.__version__]
     digest = hashlib.sha256(repr(facts).encode())
     for path in sorted(Path(lessons.__file__).parent.glob("*.py")):

@@ -12,6 +12,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -179,6 +180,19 @@ def print_before(config: TrainConfig, folder: Path, before: dict) -> None:
         print(wrap(span_note(before["length"], config.shear)), flush=True)
     if not config.smoke:  # which cuts responses off
         print_no_signal(before["sampled"][0], before)
+
+
+def print_time(run: Run, seconds: float) -> None:
+    """Print how long sampling will take, from the `seconds` of the first evaluation."""
+    sampling = run.config.sampling
+    heldout = len(run.context.task.heldout)
+    groups = min(heldout, run.config.evaluation.eval_groups)
+    answered = heldout + groups * sampling.rollouts_per_prompt
+    step = seconds / answered * sampling.prompts_per_step * sampling.rollouts_per_prompt
+    of_step = timedelta(seconds=round(step))
+    of_run = timedelta(seconds=round(step * run.config.optimisation.steps))
+    note = f"at the speed of this evaluation, sampling takes {of_step} a step and {of_run} in all"
+    print(wrap(f"{note}; scoring and updates add to it"), flush=True)
 
 
 def write_evaluation(folder: Path, when: str, found: dict) -> None:

@@ -4,6 +4,7 @@
     choose_batch(model_config, ...)  how many rollouts are generated together by default
     plan(model, config, ranks)       its lines on memory and disk; raises BadInput where either can
                                      never suffice
+    foresee(config)                  lines on memory and hours on GPUs that are not here (--plan)
 
 Weights, AdamW's moments and the sampling copy stay in memory throughout. Sampling adds the rollouts
 that are generated together (`row_bytes` each); training adds gradients and logits.
@@ -22,7 +23,8 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo import AT_ONCE, HEAD_CHUNK
-from harness.config import Machine, TrainConfig
+from harness.config import GPUS, Machine, TrainConfig, with_values
+from harness.models import load_shapes
 from harness.run import Ranks
 from tasks.errors import BadInput
 from tasks.problems import Task
@@ -31,6 +33,9 @@ PROMPT = 256  # assumed tokens per prompt, in what is printed
 # Share of a GPU's room for rollouts generated together; the rest is for what `row_bytes` omits.
 SHARE = 0.8
 CUDA = 2.0  # GB, at most, that CUDA and NCCL take for themselves
+# Shares of the peak FLOP/s that sampling and training reached on one H200 (docs/hardware.md).
+SAMPLING = 0.01
+TRAINING = 0.3
 
 
 def predict(model: PreTrainedModel, config: TrainConfig, world: int) -> dict[str, float]:
@@ -127,6 +132,7 @@ def plan(model: PreTrainedModel, config: TrainConfig, ranks: Ranks) -> list[str]
     """
     room = room_gb(ranks.device)
     gb = predict(model, config, ranks.world)
+    lines = memory_lines(gb, room)
     free = free_gb(Path(config.out))
     checkpoint = f"a checkpoint takes {gb['checkpoint']:.3g} GB"
     if gb["checkpoint"] > free:
@@ -141,10 +147,15 @@ def plan(model: PreTrainedModel, config: TrainConfig, ranks: Ranks) -> list[str]
             f"{need:.1f} GB a rank of {room:.1f} GB; give --lora-rank 16, more GPUs or a smaller "
             "model, or continue with --force"
         )
+    disk = f"{checkpoint}; {config.checkpoints.keep} stay; {free:.0f} GB of the disk are free"
+    return [*lines, disk]
+
+
+def memory_lines(gb: dict[str, float], room: float) -> list[str]:
+    """A line on predicted memory, and a warning if it exceeds the `room` of a rank."""
     lines = [
         f"memory per rank, predicted: {gb['resident']:.1f} GB stay; sampling "
-        f"{gb['sampling']:.1f} GB, training {gb['training']:.1f} GB and activations",
-        f"{checkpoint}; {config.checkpoints.keep} stay; {free:.0f} GB of the disk are free",
+        f"{gb['sampling']:.1f} GB, training {gb['training']:.1f} GB and activations"
     ]
     if max(gb["sampling"], gb["training"]) > room:
         lines.append(
@@ -152,6 +163,34 @@ def plan(model: PreTrainedModel, config: TrainConfig, ranks: Ranks) -> list[str]
             "more GPUs"
         )
     return lines
+
+
+def foresee(config: TrainConfig) -> list[str]:
+    """Lines on the memory and the hours of a run on --ranks GPUs of --plan; reads no weights.
+
+    The hours are those of responses that are all as long as they may be. Raises BadInput.
+    """
+    gpu = str(config.machine.plan)
+    if not config.model:
+        raise BadInput(f"--plan {gpu}: needs --model; give a folder or hub id")
+    room, peak = GPUS[gpu]
+    world = config.machine.ranks or 1
+    model = load_shapes(config.model)
+    config = with_values(config, {"device": "cuda", "dtype": "bfloat16"})
+    left = room - predict(model, config, world)["resident"]
+    sampling = config.sampling
+    batch = choose_batch(model.config, config.machine, left, PROMPT, sampling.max_tokens)
+    gb = predict(model, with_values(config, {"generate_batch": batch}), world)
+    rollouts = config.optimisation.steps * sampling.prompts_per_step * sampling.rollouts_per_prompt
+    # FLOPs per token and parameter: 2 to sample, 2 to score, 6 to train, 2 to recompute
+    flops = (2 / SAMPLING + 10 / TRAINING) * rollouts * sampling.max_tokens * parameters(model)[0]
+    hours = flops / (world * peak * 1e12) / 3600
+    note = (
+        f"about {hours:,.0f} hours on {world} {gpu} if all {rollouts:,} responses have "
+        f"{sampling.max_tokens} tokens, fewer if they are shorter; assumes {SAMPLING:.0%} of the "
+        f"peak FLOP/s in sampling and {TRAINING:.0%} in scoring and training"
+    )
+    return [*memory_lines(gb, room), note]
 
 
 def room_gb(device: torch.device) -> float:

@@ -75,7 +75,7 @@ def loader_options(flag: str, name: str) -> Iterator[dict]:
             raise
         reason = str(error).strip().split("\n")[0].rstrip(".")
         if not folder.exists():
-            reason = f"no such folder or file; {reason}"
+            reason = f"no such folder or file; {reason}; docs/scaling.md lists what a run downloads"
         raise BadInput(
             f"{flag} {name}: cannot be loaded ({reason}); give {flag} a Hugging Face folder, "
             "hub id or .gguf file"
@@ -125,9 +125,8 @@ def load_outline(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     This is quick, as no weights are read. Raises BadInput for what cannot be loaded, and for a
     model without attention.
     """
-    with loader_options("--model", name) as options:
-        config = AutoConfig.from_pretrained(**options)
-        model = outline_of(config)
+    model = load_shapes(name)
+    config = model.config
     text = config.get_text_config()  # the config of its language model, if it also reads images
     if not (getattr(text, "num_attention_heads", 0) and getattr(text, "num_hidden_layers", 0)):
         raise BadInput(
@@ -135,6 +134,12 @@ def load_outline(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             "another"
         )
     return model, load_tokenizer("--model", name)
+
+
+def load_shapes(name: str) -> PreTrainedModel:
+    """The model that config.json describes, without weights; raises BadInput."""
+    with loader_options("--model", name) as options:
+        return outline_of(AutoConfig.from_pretrained(**options))
 
 
 def outline_of(config: PreTrainedConfig) -> PreTrainedModel:

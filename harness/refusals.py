@@ -48,20 +48,20 @@ EFFECTS = (
     Effect("toy_width", "--task embedded, without --model", makes_model),
     Effect(
         "warmup_steps",
-        "--task words, or --task embedded without --model",
-        lambda config: config.task == "words" or makes_model(config),
+        "--task words, --data, or --task embedded without --model",
+        lambda config: config.task == "words" or bool(config.problems.data) or makes_model(config),
     ),
     Effect(
         "data",
-        "--task math or code, and --model",
+        "--task own, math or code, and --model",
         lambda config: not TASKS[config.task].makes_problems,
     ),
     Effect(
         "reward",
-        "--task words, math or code, and --model",
+        "--task words, own, math or code, and --model",
         lambda config: config.task != "embedded",
     ),
-    Effect("template", "--task words, math or code, or with --bench", writes_prompts),
+    Effect("template", "--task words, own, math or code, or with --bench", writes_prompts),
     Effect("sandbox", "--task code, or with --bench", runs_programs),
     Effect("bench_data", "--bench", lambda config: bool(config.evaluation.bench)),
     Effect(
@@ -140,6 +140,8 @@ def check(config: TrainConfig) -> None:
     if not TASKS[config.task].makes_model:
         if not config.model:
             raise refusal("task", "needs --model; give smollm2, a Hugging Face folder or hub id")
+        if config.task == "own" and not config.problems.data:
+            raise refusal("task", "needs --data; give a file of problems")
         if not config.sampling.max_tokens:
             raise refusal("max_tokens", "only --task embedded has a fixed length; raise it")
     if bool(config.evaluation.eval_every) != bool(config.evaluation.bench):

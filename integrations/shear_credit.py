@@ -33,6 +33,7 @@ def shear_weights(
     window: int = WINDOW,
     stride: int = STRIDE,
     eps: float = EPS,
+    mean1: bool = False,
     distances: Distances = token_distances,
     closest: ClosestHook = race,
 ) -> Tensor:
@@ -44,12 +45,13 @@ def shear_weights(
 
     `eps`, Sinkhorn's regularisation, is in units of nbar: the mean Euclidean norm of the group's
     hidden states, over all response tokens of all its rollouts. A weight is a distance divided by
-    nbar. It is 1 where no rollout has the opposite verdict, and 0 where the mask is 0.
+    nbar. It is 1 where no rollout has the opposite verdict, and 0 where the mask is 0. With `mean1`
+    the weights are divided by their mean, so that SHEAR's steps are as large as GRPO's.
 
     `distances` and `closest` are hooks, described in `shear_credit.shear`. Raises ValueError for a
     bad window, stride or eps, and for a state that is not finite.
     """
-    return weigh(
+    omega = weigh(
         hidden,
         mask,
         correct,
@@ -59,6 +61,10 @@ def shear_weights(
         distances=distances,
         closest=closest,
     ).omega
+    if mean1:
+        mean = omega.sum() / mask.sum().clamp_min(1)
+        omega = torch.where(mean > 0, omega / mean, omega)
+    return omega
 
 
 def token_advantages(
@@ -71,6 +77,7 @@ def token_advantages(
     window: int = WINDOW,
     stride: int = STRIDE,
     eps: float = EPS,
+    mean1: bool = False,
 ) -> Tensor:
     """A omega (B, T) for a batch of whole groups, from GRPO's advantages A (B,).
 
@@ -86,7 +93,7 @@ def token_advantages(
         group = slice(start, start + group_size)
         states = hidden[group].to(mask.device)
         weights = shear_weights(
-            states, mask[group], correct[group], window=window, stride=stride, eps=eps
+            states, mask[group], correct[group], window=window, stride=stride, eps=eps, mean1=mean1
         )
         omega.append(weights)
     return shear_advantages(advantages, torch.cat(omega))

@@ -30,6 +30,9 @@ class Options:
     data: str | None = None
     window: int = 100
     stride: int = 25
+    eps: float = 0.05
+    threshold: float = 0.5
+    mean1: bool = False
 
 
 def main() -> None:
@@ -61,6 +64,9 @@ def main() -> None:
         processing_class=tokenizer,
         window=options.window,
         stride=options.stride,
+        eps=options.eps,
+        threshold=options.threshold,
+        mean1=options.mean1,
     )
     trainer.train()
     trainer.save_model()

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 
 from transformers import PreTrainedTokenizerBase
 
+from grading.readings import read_answer
 from rewards import grade_all, grade_code, grade_math
-from tasks.problems import read_answer
 
 
 def math_reward(completions: list, answer: list, **columns: object) -> list[float | None]:

@@ -50,7 +50,8 @@ class ShearGRPOTrainer(GRPOTrainer):
     """TRL's trainer, with SHEAR's token weights.
 
     `window` and `stride` are in tokens, `eps` in units of nbar. A rollout is right if its first
-    reward is above `threshold`. Raises ValueError for what it refuses.
+    reward is above `threshold`. `mean1` divides the weights of a group by their mean. Raises
+    ValueError for what it refuses.
     """
 
     _states: list[Tensor]  # (b, T, d) each, of this process's rollouts
@@ -62,12 +63,15 @@ class ShearGRPOTrainer(GRPOTrainer):
         stride: int = STRIDE,
         eps: float = EPS,
         threshold: float = 0.5,
+        mean1: bool = False,
         **kwargs: Theirs,
     ) -> None:
         span_bounds(0, window, stride)  # raises for these
         self.window = window
         self.threshold = threshold
-        self._weights_of_groups = partial(token_advantages, window=window, stride=stride, eps=eps)
+        self._weights_of_groups = partial(
+            token_advantages, window=window, stride=stride, eps=eps, mean1=mean1
+        )
         self._keep_next_pass = False
         self._warned = False
         super().__init__(*args, **kwargs)

@@ -13,7 +13,7 @@ module by the entry-point group `verl.plugins`. Two of its classes are extended,
      advantages by omega.
 
 A rollout is right if its reward, or the field `verdict` of what the reward function returned, is
-above 0.5. States are in the training dtype, after the final norm.
+above `threshold`. States are in the training dtype, after the final norm.
 
 Refused: another estimator than GRPO, `bypass_mode`, `geo_mean`, models without a
 `base_model_prefix`, batches that ranks and mini-batches do not divide, steps without all rollouts
@@ -55,6 +55,8 @@ class VerlSettings:
     eps: float = EPS  # in units of nbar
     # a field of the reward function's dict, such as acc; the reward itself if None
     verdict: str | None = None
+    threshold: float = 0.5  # above it a rollout is right
+    mean1: bool = False  # whether the weights of a prompt are divided by their mean
 
 
 @EngineRegistry.register(
@@ -127,11 +129,19 @@ class Groups:
     """The weights of a rank's rollouts, made prompt by prompt from their states."""
 
     def __init__(
-        self, data: TensorDict, *, verdict: str | None, window: int, stride: int, eps: float
+        self,
+        data: TensorDict,
+        *,
+        verdict: str | None,
+        window: int,
+        stride: int,
+        eps: float,
+        threshold: float = 0.5,
+        mean1: bool = False,
     ) -> None:
-        self.weights_of = partial(shear_weights, window=window, stride=stride, eps=eps)
+        self.weights_of = partial(shear_weights, window=window, stride=stride, eps=eps, mean1=mean1)
         self.masks = data["response_mask"].unbind()
-        self.correct = verdicts(data, verdict) > 0.5  # (B,)
+        self.correct = verdicts(data, verdict) > threshold  # (B,)
         self.omega: dict[int, Tensor] = {}  # row -> (T,), once its group is complete
         self.states: dict[int, Tensor] = {}  # row -> (T, d), until then
         self.uids = [str(uid) for uid in tu.get(data, "uid")]

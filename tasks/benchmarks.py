@@ -26,14 +26,14 @@ import json
 import math
 import pickle
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
 
 from tasks import toy
 from tasks.errors import BadInput, bad_input_on_error
-from tasks.problems import as_problem
+from tasks.problems import Task, as_problem
 from tasks.rows import from_files, from_hub, lacks
 
 LCB_WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
@@ -69,6 +69,7 @@ class Loaded:
     revision: str  # the hub's commit, or the file's SHA-256, shortened
     notes: list[str] = field(default_factory=list)
     max_tokens: float = math.inf  # a response that is longer cannot be right
+    task: Task | None = None  # with graders of its own, of a run's held-out problems
 
 
 # ---- published rows ------------------------------------------------------------------------------
@@ -207,30 +208,30 @@ ID_COLUMNS = ("task_id", "question_id", "unique_id", "id")  # what sets name a p
 def load_sets(
     names: list[str],
     data: list[str],
-    make_embedded: Callable[[], Loaded],
+    make_heldout: Mapping[str, Callable[[], Loaded]],
     flag: str = "--data",
 ) -> list[Loaded]:
     """The benchmarks of these names and suites, from files or else from the hub.
 
-    `data` is a list of NAME=FILE given to `flag`. Raises BadInput.
+    `data` is a list of NAME=FILE given to `flag`; `make_heldout` has the names of sets that a run
+    holds out. Raises BadInput.
     """
+    known = [*SUITES, *BENCHMARKS, *make_heldout]
     files: dict[str, list[str]] = {}
     for name in map(str.lower, names):
-        if name not in SUITES | BENCHMARKS:
-            raise BadInput(
-                f"--bench {name}: no such benchmark; give {', '.join(SUITES | BENCHMARKS)}"
-            )
+        if name not in known:
+            raise BadInput(f"--bench {name}: no such benchmark; give {', '.join(known)}")
         for benchmark in SUITES.get(name, [name]):
             files[benchmark] = []
     for text in data:
         name, _, file = text.partition("=")
-        if name not in files or name == "embedded" or not file:
+        if name not in files or name in make_heldout or not file:
             raise BadInput(
                 f"{flag} {text}: give NAME=FILE, with a NAME of --bench: {', '.join(files)}"
             )
         files[name].append(file)
     return [
-        make_embedded() if name == "embedded" else load_benchmark(name, paths, flag)
+        make_heldout[name]() if name in make_heldout else load_benchmark(name, paths, flag)
         for name, paths in files.items()
     ]
 

@@ -50,15 +50,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from decimal import Decimal
 from functools import partial
-from numbers import Number
+from operator import itemgetter
 from pathlib import Path
+from typing import TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
 from grading import sandbox
-from grading.readings import reading_of
+from grading.readings import read_answer, reading_of
 from grpo import Rollouts, decode
 from rewards import (
     Verdict,
@@ -70,7 +70,7 @@ from rewards import (
     without_copies,
 )
 from tasks.errors import BadInput, bad_input_on_error
-from tasks.lessons import FirstError
+from tasks.lessons import FirstError, imitate
 from tasks.reward import load_reward
 from tasks.rows import SURROGATE, from_hub, lacks, read_rows
 from tasks.settings import Grading, Problems
@@ -88,7 +88,7 @@ HUB = {
     "code": ("PRIME-RL/Eurus-2-RL-Data", "train.parquet", 25_276),
 }
 PUBLISHED = {"gt_answer", "reward_model", "solution"}  # columns of sets from the hub
-FILTERS = {"math": "of levels 3 to 5, or of none", "code": 'of ability "code", or of none'}
+FILTERS = {"math": " of levels 3 to 5, or of none", "code": ' of ability "code", or of none'}
 CHECKED = 20  # prompts, at most, that are decoded again to find a tokenizer that loses characters
 LOST = 0.1  # share of a prompt's characters that a tokenizer must not lose
 ROUND = 2**20  # steps, which no run takes
@@ -310,14 +310,25 @@ def split(
             f"{max_prompt_tokens} tokens"
         )
     random.Random(f"heldout {seed}").shuffle(fitting)
-    learned = {problem["problem"] for problem in fitting[heldout:]}
-    both = learned.intersection(problem["problem"] for problem in fitting[:heldout])
+    train = fitting[heldout:]
+    held = {problem["problem"] for problem in fitting[:heldout]}
+    both = held.intersection(problem["problem"] for problem in train)
     if both:
         notes.append(
-            f"WARNING: {len(both)} problem(s) held out are trained on, too; leave doubles out of "
-            "--data"
+            f"WARNING: {len(both)} problem(s) held out are trained on, too; remove doubles"
         )
-    return replace(task, train=fitting[heldout:], heldout=fitting[:heldout]), notes
+    solved = [row for row in train if "solution" in row and row["problem"] not in held]
+    if solved:
+        draw = partial(random.Random(f"lessons {seed}").choice, solved)
+        lessons = partial(
+            imitate,
+            tokenizer=tokenizer,
+            prompt=task.prompt,
+            make=draw,
+            show=itemgetter("solution"),
+        )
+        task = replace(task, lessons=lessons)
+    return replace(task, train=train, heldout=fitting[:heldout]), notes
 
 
 # ---- templates -----------------------------------------------------------------------------------
@@ -400,14 +411,18 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
                 problem = as_problem(row, kind)
                 problems.append(problem)
                 if kind == "math":
-                    reading = reading_of(problem["answer"], row.get("solution"))
+                    solution = row.get("solution")
+                    if is_text(solution):  # what lessons show: a response with a box
+                        box = "" if boxed_answer(solution) else f"\n\\boxed{{{problem['answer']}}}"
+                        problem["solution"] = solution + box
+                    reading = reading_of(problem["answer"], solution)
                     readings.setdefault(reading, f"row {count}, answer {problem['answer']!r:.60}")
             except (ValueError, TypeError, RecursionError) as error:
                 if not PUBLISHED & row.keys():
                     raise BadInput(f"{blame}, row {count}: {error}") from error
                 dropped.append(f"row {count}: {error}")
     wanted = len(problems) + len(dropped)
-    notes = [f"data {source}: {wanted:,} of {count:,} rows {FILTERS[kind]}"]
+    notes = [f"data {source}: {wanted:,} of {count:,} rows" + FILTERS[kind] * (wanted < count)]
     if data is None and wanted != expected:
         notes.append(
             f"WARNING: {wanted:,} problems in {source}, {expected:,} expected: not the paper's "
@@ -482,20 +497,6 @@ def _first_text(values: list) -> str | None:
     return next(filter(is_text, values), None)
 
 
-def read_answer(value: object) -> object:
-    """An answer as text: a number by its decimal digits, and of GSM8K's what follows "####".
-
-    Other values come back as they are.
-    """
-    if isinstance(value, Number) and not isinstance(value, bool):
-        number = Decimal(str(value))
-        # not 5e-05, which a grader reads as LaTeX; whole numbers may be 27.0
-        return f"{number:f}".removesuffix(".0") if number.is_finite() else value
-    if isinstance(value, str) and "####" in value:
-        return value.rpartition("####")[2].strip()
-    return value
-
-
 def boxed_answer(solution: object) -> str | None:
     r"""The last box of a solution as MATH's authors write it, also as \boxed 2 or \fbox{2}."""
     if not isinstance(solution, str):
@@ -503,7 +504,7 @@ def boxed_answer(solution: object) -> str | None:
     return last_box(UNBRACED.sub(r"\\boxed{\1}", solution.replace(r"\fbox", r"\boxed")))
 
 
-def is_text(value: object) -> bool:
+def is_text(value: object) -> TypeGuard[str]:
     """Whether a value is non-empty text that a tokenizer can read."""
     return isinstance(value, str) and bool(value.strip()) and not SURROGATE.search(value)
 

@@ -133,6 +133,8 @@ def _csv_rows(path: Path) -> list[dict]:
         reader = csv.DictReader(file, strict=True)
         try:
             names = reader.fieldnames or []
+            if len(names) == 1 and ";" in names[0]:
+                raise ValueError("line 1: cells are divided by ; not by ,")
             for name in filter(None, names):
                 if names.count(name) > 1:
                     raise ValueError(f"line 1: two columns are named {name}")

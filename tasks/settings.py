@@ -36,6 +36,7 @@ TASKS = {
     "words": Kind("The task: word problems, worked out step by step.", makes_problems=True),
     "math": Kind(),
     "code": Kind(),
+    "own": Kind(),  # math, with sizes for a small model on a CPU
 }
 
 
@@ -135,8 +136,10 @@ class Problems:
     """Toy task: definitions per problem. Above 8, with rarer mistakes and a larger vocabulary."""
     toy_width: Annotated[int, number(int, 8, 4096)] = 128
     """Toy task: hidden size of the model that is made."""
-    warmup_steps: Natural = 600
-    """Supervised steps on error-prone demonstrations before training (embedded, words); 0: none."""
+    warmup_steps: Natural = 0
+    """Supervised steps before training, on error-prone demonstrations (embedded, words) or on the
+    column "solution" of --data; 0: none.
+    """
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ An equation may have units, `\times` or "plus", and "is" for =. A step that is n
 skipped if the next equation is that of a later step; otherwise the first error is unknown. The
 answer is that of the last box, as in grading.
 
-`warm_up` teaches a model this form by demonstrations with slips, each of which goes on from its
-wrong number. The model then makes the same kinds of slips when it samples, which reinforcement
+Lessons teach a model this form by demonstrations with slips, each of which goes on from its wrong
+number. The model then makes the same kinds of slips when it samples, which reinforcement
 learning can remove.
 
 Left out: several operations before one =, which are not read; division, which counts as an error.
@@ -28,28 +28,22 @@ import os
 import random
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from itertools import accumulate, pairwise
 
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
-from fast.packing import packing_of
-from grpo import Policy, Rollouts, pad_left, token_ids
 from rewards import box_place
 from tasks import problems
 from tasks.lessons import (
     MADE_PROBLEMS,
     FirstError,
-    demonstrate_batch,
     draw_apart,
-    pad_right,
+    imitate,
     result_of,
-    teach,
 )
 from tasks.problems import Task
 from tasks.settings import Grading, Problems
@@ -94,8 +88,6 @@ KINDS = "operand", "operator", "operand", "result"  # of a mistake, by the part 
 
 LENGTHS = 2, 2, 3, 3, 4, 5  # steps per problem, drawn with equal chances
 SLIP = 0.15  # chance that a step of a demonstration is wrong
-BATCH = 8  # demonstrations per batch of supervised learning
-LR = 1e-4  # learning rate for teaching a pretrained model
 
 
 def task(
@@ -109,6 +101,7 @@ def task(
 
     Raises BadInput.
     """
+    rng = random.Random(f"demonstrations {seed}")
     plain, note = problems.empty_task("math", settings, grading, tokenizer, model_name)
     return replace(
         plain,
@@ -117,7 +110,13 @@ def task(
         first_error=first_error,
         rephrase=rephrase,
         step_end="\n",
-        lessons=partial(warm_up, tokenizer=tokenizer, prompt=plain.prompt, seed=seed),
+        lessons=partial(
+            imitate,
+            tokenizer=tokenizer,
+            prompt=plain.prompt,
+            make=partial(make_problem, rng),
+            show=partial(demonstrate, rng=rng),
+        ),
     ), [note]
 
 
@@ -294,38 +293,3 @@ def _first_difference(equation: re.Match, step: list) -> tuple[int, int]:
 def _common(written: Decimal | str, due: int | str) -> int:
     """The length of the common beginning of two texts."""
     return len(os.path.commonprefix([str(written), str(due)]))  # noqa: RUF071, of characters
-
-
-def warm_up(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: Callable[[dict], str],
-    forbidden: set[str],
-    *,
-    steps: int,
-    seed: int,
-) -> float:
-    """Teach a model the form of a response, slips included; return the last loss.
-
-    It takes `steps` batches of demonstrations. `prompt` makes the text that the model continues;
-    `forbidden` problems (the held-out ones) are never shown.
-    """
-    rng = random.Random(f"demonstrations {seed}")
-    policy = Policy(model, layout=packing_of(model))
-
-    def batch_loss() -> Tensor:
-        """Minus the mean log-probability of the response tokens of a batch of demonstrations."""
-        pairs = demonstrate_batch(
-            BATCH, lambda: make_problem(rng), lambda problem: demonstrate(problem, rng), forbidden
-        )
-        prompts = token_ids(tokenizer, [prompt(problem) for problem, _ in pairs])
-        texts = [response for _, response in pairs]
-        responses = [[*ids, tokenizer.eos_token_id] for ids in token_ids(tokenizer, texts)]
-        prompt_ids, prompt_mask = pad_left(prompts, 0, model.device)  # (8, P), (8, P)
-        ids = pad_right(responses, -1, model.device)  # (8, T)
-        mask = ids >= 0  # (8, T)
-        truncated = torch.zeros(len(pairs), dtype=torch.bool)  # (8,)
-        rollouts = Rollouts(prompt_ids, prompt_mask, ids.clamp_min(0), mask, truncated, texts)
-        return -policy(rollouts, 1.0).log_probs[mask].mean()
-
-    return teach(model, batch_loss, steps, "warm-up", lr=LR, rise=5)

@@ -285,7 +285,7 @@ def test_names_and_suites_are_loaded_once_and_others_refused(tmp_path):
     """Sets come in the order asked for, from their files; a refusal lists the names that exist."""
 
     def load_all(names, *data):
-        return benchmarks.load_sets(names, data, make_embedded=lambda: "embedded")
+        return benchmarks.load_sets(names, data, {"embedded": lambda: "embedded"})
 
     data = []
     for name in SUITES["math"]:

@@ -4,9 +4,12 @@
 """
 
 import filecmp
+import os
 import re
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,6 +73,8 @@ def test_an_answer_s_command_fails_on_the_copy_until_it_is_mended(tmp_path, monk
     capsys.readouterr()
     hunt.main(["1", "--answer"])
     copying, testing = capsys.readouterr().out.splitlines()[-2:]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # `python` is this one
+    monkeypatch.setenv("PATH", path)
     assert subprocess.run(copying, shell=True).returncode == 0
     assert subprocess.run(testing, shell=True).returncode == 1
     shutil.copy(hunt.ROOT / "shear.py", "hunts/1")

@@ -155,7 +155,7 @@ def plan(documented, monkeypatch):
 @pytest.mark.parametrize("room, free, warnings", [(80, 999, 0), (32, 999, 1)])
 def test_the_plan_of_the_papers_recipe(room, free, warnings, plan, documented):
     """AdamW fits eight GPUs of 80 GB; the plan says so in numbers, and warns of too little room."""
-    first, disk, *others = plan(room, free, 8, generate_batch=99)
+    first, *others, disk = plan(room, free, 8, generate_batch=99)
     sampling = memory.predict(outline_of(documented["LARGE"]), flags(generate_batch=99), 8)[
         "sampling"
     ]

@@ -190,7 +190,7 @@ def test_a_batch_s_groups_do_not_see_each_other(dtype):
     """Token advantages are those of the plain Algorithm 1 for each group.
 
     Rollouts share a prefix, padding is on the left, all of the second group are right. An
-    incomplete group is refused.
+    incomplete group is refused. On request the mean weight of a group is 1.
     """
     hidden = torch.randn(12, 40, 16, dtype=dtype)
     hidden[:, 10:16] = hidden[:1, 10:16]
@@ -199,8 +199,11 @@ def test_a_batch_s_groups_do_not_see_each_other(dtype):
     advantages = torch.randn(12)
     token_advantages = partial(shear_credit.token_advantages, advantages, hidden, mask, correct)
     credit = token_advantages(group_size=4, window=8, stride=3, eps=0.1)
+    rescaled = token_advantages(group_size=4, window=8, stride=3, eps=0.1, mean1=True)
     for start in range(0, 12, 4):
         group = slice(start, start + 4)
+        mean = (credit / advantages[:, None])[group][mask[group]].mean()
+        assert torch.allclose(rescaled[group] * mean, credit[group], rtol=1e-4, atol=0)
         found = shear.shear_weights(
             hidden[group], mask[group], correct[group], window=8, stride=3, eps=0.1
         )

@@ -30,7 +30,9 @@ PLAIN = (
     "task model data out name smoke prm micro_tokens bench bench_data resume ranks shard_over "
     "recompute threads reward "
 )
-PLAIN += "generate_batch toy_lines warmup_steps track force method_option toy_width"
+PLAIN += (
+    "generate_batch toy_lines warmup_steps track force method_option toy_width keep_samples plan"
+)
 
 
 def settings(*argv: str) -> dict:

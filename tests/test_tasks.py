@@ -130,7 +130,7 @@ def test_prompts_that_leave_no_room_are_dropped_and_counted(
     words = f"--max-tokens 9 --heldout 2 --eval-groups 2 --template chat --method {method}"
     words += " --grade-timeout 3"
     _, task, notes = made_task(qwen, tmp_path, numbered(5) + long, context, words)
-    data = f"data {tmp_path / 'x.jsonl'}: 7 of 7 rows of levels 3 to 5, or of none"
+    data = f"data {tmp_path / 'x.jsonl'}: 7 of 7 rows"
     dropped_note = f"{dropped} problems dropped: prompts of over 250 tokens"
     assert [*notes[:2], notes[-1]] == [data, "template chat", dropped_note]
     assert task.grade.keywords == {"timeout_s": 3}
@@ -338,7 +338,7 @@ def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path, m
     if "." not in name:
         path.mkdir()
     WRITERS[name](path, rows)
-    note = f"data {path}: 2 of 2 rows of levels 3 to 5, or of none"
+    note = f"data {path}: 2 of 2 rows"
     assert load_problems("math", str(path)) == (rows, [note])
 
 
@@ -350,7 +350,10 @@ def test_rows_of_the_known_layouts_become_problems(case, tmp_path):
     """
     path = tmp_path / "x.json"
     path.write_text(json.dumps([case["row"]]))
-    assert load_problems("math", str(path))[0] == [{"problem": "q", "answer": case["answer"]}]
+    due = {"problem": "q", "answer": case["answer"]}
+    if "solution" in case["row"]:
+        due["solution"] = case["row"]["solution"]
+    assert load_problems("math", str(path))[0] == [due]
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
@@ -375,7 +378,7 @@ def test_empty_boxes_of_math_are_dropped(tmp_path):
     rows = [{"problem": "p", "level": "Level 4", "solution": text} for text in solutions]
     append_rows(tmp_path / "x.jsonl", rows)
     problems, (_, dropped) = load_problems("math", str(tmp_path / "x.jsonl"))
-    assert problems == [{"problem": "p", "answer": "2"}]
+    assert [problem["answer"] for problem in problems] == ["2"]
     assert dropped.startswith("WARNING: 1 rows cannot be used (the first: row 2: needs")
 
 
@@ -450,6 +453,7 @@ def test_tests_that_decide_nothing_are_refused(tests, message, tmp_path):
         ("x.jsonl", "\n\n", "no problem .*0 of 0 rows"),
         ("x.csv", "\xff", "cannot be read .*utf-8"),
         ("x.csv", "problem,answer,answer\n1,1,2\n", "line 1: two columns are named answer.;"),
+        ("x.csv", "problem;answer\n1,5;2\n", "line 1: cells are divided by ;"),
         ("x.csv", '"problem,answer\n1,1\n', "line 1: unexpected end of data"),
         ("x.csv", 'problem,answer\n"1\n1",2\n20, 0+1?,21\n', "line 4: more cells than the header"),
         ("x.csv", 'problem,answer\n1,1\n"2,2\n3,3\n', "line 3: .* end of data; put quotes"),
@@ -527,7 +531,7 @@ def test_math_comes_from_the_hub(fake_hub):
     assert fake_hub.calls == [(name, "simplelr_qwen_level3to5/train.parquet", "dataset")]
     assert problems == [{"problem": row["question"], "answer": row["gt_answer"]} for row in ZOO]
     counts, dropped = notes
-    assert counts.startswith(f"data {name} (hub): 8,523 of 8,523 rows of levels 3 to 5")
+    assert counts.startswith(f"data {name} (hub): 8,523 of 8,523 rows")
     assert dropped.startswith("WARNING: 1 rows cannot be used (the first: row 8523: needs")
     fake_hub.rows = [{"question": "a", "level": 1}]
     with pytest.raises(BadInput, match=f"--task math without --data: {name}: no problem is left"):

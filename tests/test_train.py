@@ -717,13 +717,10 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_ctrl_c_before_the_first_step_is_clean(tmp_path, monkeypatch, capsys):
-    """During the warm-up nothing is worth saving.
-
-    A message tells so, and the folder's name is free again.
-    """
-    monkeypatch.setattr(toy, "warm_up", interrupt)
-    assert run(tmp_path, QUICK) == 130
+def test_ctrl_c_before_the_first_step_is_clean(tmp_path, quick, monkeypatch, capsys):
+    """Before there is anything worth saving, a message tells so; the folder's name is free again."""
+    monkeypatch.setattr(train, "evaluate", interrupt)
+    assert run(tmp_path, quick) == 130
     assert "run the same command again" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 

@@ -24,7 +24,7 @@ from trl import GRPOTrainer
 from integrations import train_trl
 from integrations.trl_rewards import code_reward, math_reward
 from integrations.trl_shear import ShearGRPOTrainer
-from shear import STRIDE, WINDOW
+from shear import EPS, STRIDE, WINDOW
 from studies import loops
 
 
@@ -237,7 +237,7 @@ def test_the_command_trains_by_its_flags(monkeypatch):
     sizes = trainer.call_args.kwargs["window"], trainer.call_args.kwargs["stride"]
     assert (*sizes, config.max_steps, config.num_generations) == (7, 6, 3, 8)
     defaults = train_trl.Options()
-    assert (defaults.window, defaults.stride) == (WINDOW, STRIDE)
+    assert (defaults.window, defaults.stride, defaults.eps) == (WINDOW, STRIDE, EPS)
 
 
 @pytest.mark.parametrize("method", ["shear", "grpo"])

@@ -3,6 +3,7 @@
 import math
 import random
 import re
+from functools import partial
 
 import pytest
 import torch
@@ -123,7 +124,7 @@ def test_problems_are_different_and_of_whole_numbers():
     config = recipe_with(task="words", heldout=60)
     task, _ = words.task(config.problems, config.grading, 1, byte_tokenizer(), "M")
     assert (task.train, task.step_end) == (problems, "\n")
-    assert (task.lessons.func, task.lessons.keywords["seed"]) == (words.warm_up, 1)
+    assert task.lessons.func is lessons.imitate
 
 
 def test_warm_up_teaches_the_form(monkeypatch):
@@ -153,13 +154,25 @@ def test_warm_up_teaches_the_form(monkeypatch):
         if isinstance(module, Policy):
             seen.append(inputs[0])
 
+    def teach(steps: int, seed: int, forbidden: set[str]) -> float:
+        rng = random.Random(seed)
+        return lessons.imitate(
+            model,
+            forbidden,
+            steps=steps,
+            tokenizer=tokenizer,
+            prompt=prompt,
+            make=partial(words.make_problem, rng),
+            show=partial(words.demonstrate, rng=rng),
+        )
+
     hook = register_module_forward_pre_hook(note)
-    first = words.warm_up(model, tokenizer, prompt, set(), steps=1, seed=0)
+    first = teach(1, 0, set())
     hook.remove()
-    monkeypatch.setattr(words, "LR", 1e-2)
-    last = words.warm_up(model, tokenizer, prompt, set(), steps=15, seed=1)
+    monkeypatch.setattr(lessons, "PRETRAINED_LR", 1e-2)
+    last = teach(15, 1, set())
     assert first == pytest.approx(math.log(len(tokenizer)), abs=0.5)  # nats per token
-    words.warm_up(model, tokenizer, prompt, set(shown[:8]), steps=1, seed=0)
+    teach(1, 0, set(shown[:8]))
     assert last < 0.7 * first and len(set(shown)) > 100
     assert not set(shown[:8]) & {*shown[8:16], *shown[-8:]}  # another seed, and forbidden ones
     ids = seen[0].ids
