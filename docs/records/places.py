@@ -7,7 +7,7 @@
     python -m docs.records.places runs/places-?/diagnose.json    # these numbers -> places.jsonl
     python -m docs.records.places                                # places.jsonl -> the tables
 
-The rows of 24 lines are from `docs.records.quick_places`.
+The rows of 24 lines, and of seed 2, are from `docs.records.quick_places`.
 
 A row of places.jsonl is one kind of weights of one start policy, with the AUCs of
 `credit.measures.localisation`. There is a table for each number of lines of the task: means over
