@@ -105,6 +105,7 @@ AUCS = {
     "AUC": "auc",
     "wrong token": "auc_token",
     "equal position": "auc_matched",
+    "step": "auc_step",
     "step, before": "auc_step_before",
     "step, after": "auc_step_after",
 }
@@ -274,8 +275,10 @@ def truth_lines(results: dict) -> list[str]:
     for name, place in places.items():
         row = {"weights": name}
         for title, measure in AUCS.items():
-            known = place.get(measure) is not None
-            row[title] = f"{place[measure]:.2f} ± {place[f'{measure}_half']:.2f}" if known else "-"
+            value = place.get(measure)
+            half = place.get(f"{measure}_half")
+            row[title] = "-" if value is None else f"{value:.2f}"
+            row[title] += "" if half is None else f" ± {half:.2f}"
         row["weight, %"] = " / ".join(f"{100 * share:.0f}" for share in place["shares"])
         row["peak"] = f"{place['peak']['quartiles'][1]:g}" if place["peak"] else "-"
         rows.append(row)

@@ -4,10 +4,12 @@
       python -m studies.diagnose --seed $seed --heldout 256 --groups 256 --continuations 0 \\
         --methods shear first own-side position random --out runs/places-$seed
     done
-    python -m docs.records.places runs/places-?    # the numbers of these folders -> places.jsonl
-    python -m docs.records.places                  # places.jsonl -> the tables
+    python -m docs.records.places runs/places-?/diagnose.json    # these numbers -> places.jsonl
+    python -m docs.records.places                                # places.jsonl -> the tables
 
-A row of places.jsonl is one kind of weights in one folder, with the AUCs of
+The rows of 24 lines, and of seed 2, are from `docs.records.quick_places`.
+
+A row of places.jsonl is one kind of weights of one start policy, with the AUCs of
 `credit.measures.localisation`. There is a table for each number of lines of the task: means over
 the seeds, and in brackets the lowest and the highest; of one seed, ± half of the 90% interval.
 """
@@ -21,12 +23,12 @@ from harness import files, tables
 from studies.diagnose import AUCS
 
 ROWS = Path(__file__).with_name("places.jsonl")
-SHOWN = "shear|first|own-side|position|surprisal|reading cost|window \\d+, stride \\d+"
+SHOWN = "shear|first|own-side|position|surprisal|reading cost|window \\d+.*"
 
 
-def rows_of(folder: Path) -> list[dict]:
-    """A row per kind of weights in a folder of `studies.diagnose`."""
-    found = files.read_settings(folder / "diagnose.json")
+def rows_of(path: Path) -> list[dict]:
+    """A row per kind of weights in a file of numbers."""
+    found = files.read_settings(path)
     rows = []
     for name, place in {**found["methods"], **found["settings"]}.items():
         row = {"lines": found["flags"]["toy_lines"], "seed": found["flags"]["seed"]}
@@ -59,6 +61,6 @@ for lines, of_lines in places.groupby("lines"):
         table.append(line)
     first = of_lines[of_lines["weights"] == "shear"]
     position = cell_of(first["auc_position"], first["auc_position_half"])
-    counts = f"{first['rollouts'].min()} to {first['rollouts'].max()} wrong rollouts"
-    print(f"{lines} lines, seeds {first['seed'].tolist()}, {counts}, AUC of position {position}\n")
+    print(f"{lines} lines, AUC of position {position}")
+    print(first[["seed", "mixed_groups", "rollouts"]].to_string(index=False) + "\n")
     print("\n".join(tables.markdown(table)) + "\n")

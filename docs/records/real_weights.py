@@ -1,7 +1,8 @@
 """Print the tables of docs/records/real-weights.md from its rows, and draw its two pictures.
 
-Run: `python -m docs.records.real_weights`. It reads real-weights.json, real-weights-figures.json
-and real-weights.jsonl, and writes around-error.svg and real-weights-curves.svg.
+Run: `python -m docs.records.real_weights`. It reads real-weights.json, real-weights-places.json,
+real-weights-figures.json and real-weights.jsonl, and writes around-error.svg and
+real-weights-curves.svg.
 
 Left out: what the page has from other runs, such as "One run" and "Time".
 """
@@ -18,8 +19,13 @@ RECORDS = Path(__file__).parent
 ARMS = ["grpo", "shear", "position", "grpo-wrong-.39"]
 
 where_credit_goes = files.read_settings(RECORDS / "real-weights.json")
+at_equal_position = files.read_settings(RECORDS / "real-weights-places.json")
 paper_figures = files.read_settings(RECORDS / "real-weights-figures.json")
-for lines in (diagnose.truth_lines(where_credit_goes), diagnose.summary(paper_figures)):
+for lines in (
+    diagnose.truth_lines(at_equal_position),
+    diagnose.truth_lines(where_credit_goes),  # without the columns of equal position
+    diagnose.summary(paper_figures),
+):
     print("\n".join(lines[: lines.index("") + 1]))  # without the legend below the table
 
 trials = compare.trials_in(RECORDS / "real-weights.jsonl")
