@@ -41,8 +41,7 @@ FLAGS += "--lr 1e-3 --micro-tokens 256".split()
 TINY = [*RUN_FLAGS, *"--seed 1 --dynamic-sampling 2".split()]
 CASES = {
     "attention": ["--method", "attention"],
-    "replicas": ["--method", "shear", "--shard-over", "1"],
-    "recompute": ["--method", "shear", "--recompute"],
+    "replicas": ["--method", "shear", "--shard-over", "1", "--recompute"],
     "adapter": ["--method", "arca", "--lora-rank", "2", "--lr", "1e-2"],
     "experts": ["--method", "grpo", "--lora-rank", "2", "--lr", "1e-2"],
     "bfloat16": ["--method", "shear", "--dtype", "bfloat16"],
@@ -204,7 +203,7 @@ def test_what_ranks_share_and_gather(two):
     assert seen["gathered"] == [[0, 0], [1, 1]] and seen["total"] == {"a": 2, "b": 1}
     assert seen["shares"] == [[0, 1], [2, 3, 4]]
     assert seen["folders"] == ["of-0", "of-0"]
-    assert seen["attention"]["checksum"] != seen["recompute"]["checksum"]
+    assert seen["attention"]["checksum"] != seen["replicas"]["checksum"]
     assert "rank 0: sampling and trained weights differ" in seen["differs"]
 
 
@@ -274,7 +273,10 @@ def test_a_rank_that_fails_ends_the_others(end, status, said, tmp_path, capsys):
 
 @pytest.mark.parametrize("fields, patience", [(["shutdown_timeout"], 86_400), ([], None)])
 def test_ranks_may_finish_a_step_where_the_launcher_lets_them(fields, patience, monkeypatch):
-    """torch 2.13 kills ranks after a time that one can set; 2.11 has no such setting."""
+    """torch 2.13 kills ranks after a time that one can set; 2.11 has no such setting.
+
+    train.py starts two ranks of itself with the same flags, and ends with the launcher's status.
+    """
     names = "min_nodes max_nodes nproc_per_node rdzv_backend rdzv_endpoint local_addr run_id "
     names += "max_restarts signals_to_handle"
     other = [(name, int, None) for name in fields]
@@ -282,10 +284,11 @@ def test_ranks_may_finish_a_step_where_the_launcher_lets_them(fields, patience, 
     started = Mock()
     monkeypatch.setattr(fsdp, "LaunchConfig", config)
     monkeypatch.setattr(fsdp, "elastic_launch", started)
-    assert fsdp.launch(2, "script.py", ["--flag"]) == 0
+    flags = ["--ranks", "2", "--device", "cpu"]
+    assert train.main(flags) == 0
     (given, _), _ = started.call_args
     assert given.nproc_per_node == 2 and getattr(given, "shutdown_timeout", None) == patience
-    started.return_value.assert_called_once_with("-u", "script.py", "--flag")
+    started.return_value.assert_called_once_with("-u", train.__file__, *flags)
 
 
 def test_checksums_of_shards_add_up_and_one_bit_shows():
