@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
-import harness.folder
 import harness.sampling
 import train
 from credit import lora
@@ -114,10 +113,9 @@ def on_two_ranks(folder: Path, rollouts: Rollouts, taught: str) -> None:
         changes, seen[name] = one_step(ranks, rollouts, flags)
         if ranks.main:
             torch.save(changes, folder / f"{name}.pt")
-    free = mock.patch.object(harness.folder, "free_name", lambda config: f"of-{ranks.rank}")
-    config = config_from([*FLAGS, "--out", str(folder)])
+    config = config_from([*FLAGS, "--out", str(folder), "--name", f"of-{ranks.rank}"])
     run = run_of(config, None, toy.make_model(2, seed=1), None, ranks=ranks)
-    with free, open_folder(run):
+    with open_folder(run):
         seen["folders"] = fsdp.gather(run.folder.name, ranks)
     fsdp.shard(run)
 
