@@ -122,7 +122,7 @@ def test_an_interrupted_warm_up_is_kept(flags, tmp_path, monkeypatch, capsys):
 
 
 def test_a_run_is_evaluated_on_what_it_held_out(flags, tmp_path, monkeypatch, assert_refused):
-    """Without --bench, and as in training: the template, the limit, and no copied question.
+    """Without --bench, template and limit are those of training, and a copied question is wrong.
 
     Problems that have changed since, and runs that hold out different ones, are refused.
     """
