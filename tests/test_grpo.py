@@ -162,7 +162,7 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(any_positi
     """Log-probabilities and gradients are within 1e-5 of those with logits (b, T, V) at once.
 
     There activations are kept. The head sees at most HEAD_CHUNK tokens at a time, forward and again
-    backward.
+    backward; a layer runs again backward only if it is recomputed.
     """
     model, _ = any_positions
     rollouts = sample_rollouts(any_positions)
@@ -176,6 +176,9 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(any_positi
     seen = []
     head = model.get_output_embeddings()
     head.register_forward_hook(lambda head, inputs, logits: seen.append(len(logits)))
+    runs = []
+    part_of_a_layer = next(packing.layers_of(model)[0].children())
+    part_of_a_layer.register_forward_hook(lambda part, inputs, output: runs.append(part))
     if recompute:
         packing.recompute_layers(model)
     logp = Policy(model)(rollouts, 0.7).log_probs
@@ -184,6 +187,7 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(any_positi
     for name, parameter in model.named_parameters():
         assert_close(parameter.grad, plain[name], atol=1e-4, rtol=1e-4)
     assert max(seen) == 7 and sum(seen) == 2 * len(expected)
+    assert len(runs) == (2 if recompute else 1)
 
 
 @pytest.mark.parametrize("pack", [grpo.pack, packing.pack])
