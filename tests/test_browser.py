@@ -252,7 +252,7 @@ def test_the_foot_has_a_place_of_its_own(look):
 
 
 def test_shades_can_begin_at_the_smallest_weight(look):
-    """It is then not shaded; the largest is shaded as before."""
+    """The smallest weight then has no shade; the largest is shaded as before."""
     shown = look("floor")
     plain = ["0.200", "0.600", "1.000"]
     above = ["0.000", "0.500", "1.000"]

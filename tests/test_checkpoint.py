@@ -126,7 +126,7 @@ def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):
 
 
 def test_a_resumed_run_may_learn_more_slowly(copied):
-    """With --lr 1e-12 after a divergence, the optimizer's saved rate does not win."""
+    """A run that is resumed with --lr 1e-12 takes this rate, not the one that its optimizer saved."""
     folder = copied / "checkpoints" / "step-000003"
     resume(folder, "--lr 1e-12")
     before, after = (load_file(run / "model" / "model.safetensors") for run in (folder, copied))

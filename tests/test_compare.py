@@ -290,6 +290,7 @@ def test_a_page_has_what_its_script_prints(page, tmp_path, monkeypatch, capsys):
 def test_bad_input_is_one_sentence_before_anything_is_made(
     case, tmp_path, monkeypatch, assert_refused
 ):
+    """A study refuses the flags of study_refusals.csv with their words, and writes no file."""
     monkeypatch.chdir(tmp_path)
     command = importlib.import_module(f"studies.{case['study']}")
     assert "|" not in assert_refused(command.main, case["flags"].split(), case["words"])

@@ -959,7 +959,7 @@ def test_finepo_moves_credit_within_a_rollout(told, scores):
 
 @pytest.mark.parametrize("second", [0.0, math.nan])
 def test_pure_against_its_formula(second, told):
-    """It is r*, suffix sums, the leave-one-out baseline and the group's deviation.
+    """Its advantages come from r*, suffix sums, a leave-one-out baseline and the group's deviation.
 
     A rollout without a verdict changes nothing for the others.
     """

@@ -89,7 +89,7 @@ def made(effect: float) -> pd.DataFrame:
 
 
 def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
-    """It is that of the written-out means; a length with too few prefixes is left out.
+    """The correlation is that of written-out means; a length with too few prefixes is left out.
 
     What does not change has no correlation.
     """
@@ -138,7 +138,7 @@ def test_fig_3_auc_of_each_bin(tmp_path):
 
 
 def test_a_planted_effect_is_found_and_none_where_none_is_planted(tmp_path):
-    """It is found at every depth of rollouts that are made so."""
+    """The effect is found at every depth of rollouts that are made with it."""
     path = tmp_path / "a.png"
     found, none = (figures.fig_9_depth(made(effect), path)["bins"] for effect in (1.0, 0.0))
     for each in found:
@@ -202,7 +202,7 @@ def test_an_svg_is_for_light_and_dark_pages(tmp_path, monkeypatch):
 
 
 def test_an_auc_s_interval_is_the_jackknife_s():
-    """It is that of AUCs without one group each, over written-out pairs; one group has none."""
+    """The interval is that of AUCs without one group each, over written-out pairs."""
     weights = torch.rand(10, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     mask = torch.ones(10, 6).bool()
     start = torch.arange(10) % 5 + 1
@@ -441,7 +441,7 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(
 
 @pytest.mark.parametrize("config", ["{", None])
 def test_a_damaged_config_is_one_sentence(config, qwen_folder, tmp_path, assert_refused):
-    """So is one that is gone where groups are left; nothing is changed."""
+    """A config that is damaged, or gone where groups are left, is named, and no file changes."""
     flags = words_of(solutions(tmp_path / "s.jsonl"), "--model", qwen_folder, "--out", tmp_path)
     (tmp_path / "group-0000.json").write_text("{}")
     if config is not None:
@@ -478,6 +478,7 @@ def test_weights_are_rounded_and_rotary_frequencies_are_not():
 
 @pytest.mark.parametrize("changed", [dict(label=2), dict(solution="\ud800")])
 def test_bad_solutions_are_one_sentence(changed, qwen_folder, tmp_path, assert_refused):
+    """An unknown label or text that is not UTF-8 is refused before a folder is made."""
     flags = words_of(solutions(tmp_path / "s.jsonl", **changed), "--model", qwen_folder)
     names = "error: --rollouts", 'give JSON lines with "problem", "solution" and "label", 0 or 1'
     assert_refused(diagnose.main, [*flags, "--out", tmp_path / "out"], *names)

@@ -155,7 +155,7 @@ def test_what_is_of_others_is_left_alone(
 
 
 def test_a_folder_that_another_process_writes_is_refused(copied, asked_again, assert_says, resumed):
-    """So it is for a run and for an evaluation."""
+    """A run and an evaluation refuse it alike."""
     for name, command, argv in (
         ("run", train, resumed),
         ("evaluation", evaluation, asked_again),
@@ -188,7 +188,7 @@ def test_a_run_is_not_asked_other_problems(changed, copied, assert_says):
 
 
 def test_a_refusal_leaves_no_new_folder(copied, taught, assert_says):
-    """Nor does it leave the folder's parents, where weights cannot be loaded."""
+    """Weights that cannot be loaded leave neither the folder nor its parents."""
     spoilt = Path(shutil.copytree(taught, copied / "spoilt"))
     os.truncate(spoilt / "model.safetensors", 5000)
     argv = words_of(ASK, "--model", spoilt, "--out", copied / "new" / "evaluation")
@@ -216,7 +216,7 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, assert_says, resumed)
 
 
 def test_a_model_folder_runs_no_code(taught, tmp_path, assert_says):
-    """It does not ask on a terminal whether it may either, which a piped "y" would answer."""
+    """No one is asked on a terminal whether it may, which a piped "y" would answer."""
     folder = tmp_path / "model"
     made = tmp_path / "made"
     shutil.copytree(taught, folder)

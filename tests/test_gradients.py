@@ -26,7 +26,7 @@ def run():
 
 @pytest.mark.parametrize("method", ["grpo", "shear", "first"])
 def test_a_gradient_is_that_of_the_first_update(method, run):
-    """It is minus the gradient that `train.update` takes its step by, before clipping."""
+    """The gradient is minus the one that `train.update` takes its step by, before clipping."""
     settings = gradients.settings_of(method, words_of(SIZES))
     batch = gradients.sample_batch(run, 0)
     credit = gradients.credit_by_arm(run.context, batch, [settings])
@@ -62,7 +62,7 @@ def test_a_projection_keeps_dot_products():
 
 
 def test_statistics_have_no_bias():
-    """Of noisy vectors with a known mean, SNR and the cosine of means are right on average."""
+    """SNR and the cosine of means are right on average, for noisy vectors with a known mean."""
     generator = torch.Generator().manual_seed(0)
     mean = torch.zeros(400)
     mean[0] = 3.0

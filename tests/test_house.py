@@ -181,7 +181,7 @@ def test_what_few_need_is_imported_where_it_is_needed():
 
 
 def test_the_paper_s_files_import_what_the_paper_needs():
-    """Of our files shear.py imports sinkhorn.py alone, and rewards.py grading/ alone.
+    """Among our files, shear.py imports sinkhorn.py alone, and rewards.py imports grading/ alone.
 
     The exercises in learn/ need only the paper's files.
     """

@@ -20,6 +20,7 @@ from shear import span_bounds
 
 
 def test_empty_exercises_fail_and_the_root_s_functions_pass(capsys, monkeypatch):
+    """Each exercise has a check, which its stub fails and the root's function passes."""
     assert learn.check.main([]) == 1
     printed = capsys.readouterr().out
     assert printed.count("not written yet") == 5 and "0 of 5 right" in printed
@@ -44,6 +45,7 @@ def test_empty_exercises_fail_and_the_root_s_functions_pass(capsys, monkeypatch)
     ],
 )  # fmt: skip
 def test_a_wrong_solution_is_told_where_it_differs(name, wrong, words):
+    """The checker rejects a plausible mistake, and shows the values that differ."""
     is_right, sentence = learn.check.assess(name, wrong)
     assert not is_right and words in sentence, sentence
 
@@ -66,6 +68,7 @@ def test_a_mistake_is_one_change_of_a_copy(tmp_path, monkeypatch, capsys):
 
 
 def test_an_answer_s_command_fails_on_the_copy_until_it_is_mended(tmp_path, monkeypatch, capsys):
+    """The two commands that an answer prints copy the tests and run the one that fails."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(hunt.ROOT / "tests", "tests")
     shutil.copy(hunt.ROOT / "pyproject.toml", ".")
@@ -82,6 +85,7 @@ def test_an_answer_s_command_fails_on_the_copy_until_it_is_mended(tmp_path, monk
 
 
 def test_the_example_of_the_page_prints_what_the_page_says(capsys):
+    """The example of docs/learn.md runs, and the page shows its output."""
     page = (hunt.ROOT / "docs" / "learn.md").read_text(encoding="utf-8")
     code, said = re.search(r"```python\n(.*?)```\n\n(.*?)\n\n", page, re.S).groups()
     exec(code, {})

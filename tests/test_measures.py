@@ -18,7 +18,7 @@ def test_effective_weights_are_what_multiplied_the_advantage():
 
 
 def test_concentration_against_written_out_numbers():
-    """Of three rollouts two count, with weights 1 1 | 2 -1 0 0, and one has no advantage."""
+    """Two of three rollouts count, with weights 1 1 | 2 -1 0 0; the third has no advantage."""
     advantages = torch.tensor([3.0, -2, 0])
     token_advantages = torch.tensor([[3.0, 3, 9, 9], [-4, 2, 0, 0], [0, 0, 0, 0]])
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]).bool()
@@ -167,7 +167,7 @@ def test_position_has_no_advantage_at_equal_position():
 
 
 def test_localisation_without_anything_to_locate_is_none():
-    """Without a rollout that counts, or a token before the error, there is no number."""
+    """There is no number without a rollout that counts, or a token before the error."""
     weights = torch.rand(2, 3)
     mask = torch.ones(2, 3).bool()
     for place in ((-1, -1, -1), (0, 2, 1)):

@@ -225,7 +225,7 @@ def test_tokens_without_an_embedding_never_pad(without_embedding):
 def test_prompts_with_a_token_without_an_embedding_are_refused(
     place, without_embedding, tmp_path, assert_refused
 ):
-    """So is a template, for training and evaluation alike, before anything is sampled."""
+    """Prompts and templates are refused by training and evaluation, before anything is sampled."""
     problem = "Describe <image>." if place == "problem" else "Describe it."
     row = f'{{"problem": "{problem}", "answer": "1"}}\n'
     (tmp_path / "x.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 39 + row)

@@ -124,7 +124,7 @@ def installed(wheel, tmp_path_factory, request) -> Path:
 
 
 def test_the_example_of_the_readme_runs_from_an_empty_folder(installed):
-    """With the installed package alone, the weights are those of the files here."""
+    """The installed package alone gives the weights that the files here give."""
     hidden, mask, correct, omega = torch.load(installed / "omega.pt")
     assert omega.equal(shear_credit.shear_weights(hidden, mask, correct))
     assert (omega[mask] != 1).any()

@@ -139,7 +139,7 @@ def test_before_and_after_are_one_group(tmp_path, monkeypatch):
     ],
 )
 def test_the_floor_is_the_weight_of_equal_spans(flags, floor, tmp_path):
-    """It is eps ln(window), whatever the group's smallest weight is, and absent where unknown."""
+    """The floor is eps ln(window) whatever the smallest weight is, and absent where unknown."""
     files.append_rows(tmp_path / "samples.jsonl", [page_row(["a", "b"], [0.344, 1.0])])
     write_config(config_from(flags.split()), tmp_path)
     run_well(command, tmp_path)

@@ -21,7 +21,6 @@ from safetensors.torch import load_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
-import harness.folder
 import harness.sampling
 import train
 from credit import lora
@@ -41,8 +40,7 @@ FLAGS += "--lr 1e-3 --micro-tokens 256".split()
 TINY = [*RUN_FLAGS, *"--seed 1 --dynamic-sampling 2".split()]
 CASES = {
     "attention": ["--method", "attention"],
-    "replicas": ["--method", "shear", "--shard-over", "1"],
-    "recompute": ["--method", "shear", "--recompute"],
+    "replicas": ["--method", "shear", "--shard-over", "1", "--recompute"],
     "adapter": ["--method", "arca", "--lora-rank", "2", "--lr", "1e-2"],
     "experts": ["--method", "grpo", "--lora-rank", "2", "--lr", "1e-2"],
     "bfloat16": ["--method", "shear", "--dtype", "bfloat16"],
@@ -115,10 +113,9 @@ def on_two_ranks(folder: Path, rollouts: Rollouts, taught: str) -> None:
         changes, seen[name] = one_step(ranks, rollouts, flags)
         if ranks.main:
             torch.save(changes, folder / f"{name}.pt")
-    free = mock.patch.object(harness.folder, "free_name", lambda config: f"of-{ranks.rank}")
-    config = config_from([*FLAGS, "--out", str(folder)])
+    config = config_from([*FLAGS, "--out", str(folder), "--name", f"of-{ranks.rank}"])
     run = run_of(config, None, toy.make_model(2, seed=1), None, ranks=ranks)
-    with free, open_folder(run):
+    with open_folder(run):
         seen["folders"] = fsdp.gather(run.folder.name, ranks)
     fsdp.shard(run)
 
@@ -204,7 +201,7 @@ def test_what_ranks_share_and_gather(two):
     assert seen["gathered"] == [[0, 0], [1, 1]] and seen["total"] == {"a": 2, "b": 1}
     assert seen["shares"] == [[0, 1], [2, 3, 4]]
     assert seen["folders"] == ["of-0", "of-0"]
-    assert seen["attention"]["checksum"] != seen["recompute"]["checksum"]
+    assert seen["attention"]["checksum"] != seen["replicas"]["checksum"]
     assert "rank 0: sampling and trained weights differ" in seen["differs"]
 
 
@@ -274,7 +271,10 @@ def test_a_rank_that_fails_ends_the_others(end, status, said, tmp_path, capsys):
 
 @pytest.mark.parametrize("fields, patience", [(["shutdown_timeout"], 86_400), ([], None)])
 def test_ranks_may_finish_a_step_where_the_launcher_lets_them(fields, patience, monkeypatch):
-    """torch 2.13 kills ranks after a time that one can set; 2.11 has no such setting."""
+    """torch 2.13 kills ranks after a time that one can set; 2.11 has no such setting.
+
+    train.py starts two ranks of itself with the same flags, and ends with the launcher's status.
+    """
     names = "min_nodes max_nodes nproc_per_node rdzv_backend rdzv_endpoint local_addr run_id "
     names += "max_restarts signals_to_handle"
     other = [(name, int, None) for name in fields]
@@ -282,10 +282,11 @@ def test_ranks_may_finish_a_step_where_the_launcher_lets_them(fields, patience, 
     started = Mock()
     monkeypatch.setattr(fsdp, "LaunchConfig", config)
     monkeypatch.setattr(fsdp, "elastic_launch", started)
-    assert fsdp.launch(2, "script.py", ["--flag"]) == 0
+    flags = ["--ranks", "2", "--device", "cpu"]
+    assert train.main(flags) == 0
     (given, _), _ = started.call_args
     assert given.nproc_per_node == 2 and getattr(given, "shutdown_timeout", None) == patience
-    started.return_value.assert_called_once_with("-u", "script.py", "--flag")
+    started.return_value.assert_called_once_with("-u", train.__file__, *flags)
 
 
 def test_checksums_of_shards_add_up_and_one_bit_shows():

@@ -110,7 +110,7 @@ def test_an_object_that_always_agrees_never_passes(claim, link):
     ],
 )  # fmt: skip
 def test_a_forged_message_is_the_candidates_end(value):
-    """Of any kind and length, as an exception and alone; the link stays dead."""
+    """The message may be of any kind and length, an exception or alone; the link stays dead."""
     for message in (b'[true, %s, [], ""]', b"%s"):
         inside, outside = socket.socketpair()
         with inside, outside:

@@ -27,7 +27,7 @@ OTHER_SPANS = [  # name, seed, window, stride
     "name, seed, window, stride", [*((name, 0, 8, 4) for name in RACES), *OTHER_SPANS]
 )
 def test_minima_are_those_of_solving_every_pair(name, seed, window, stride):
-    """They are to 1e-5 of the minimum.
+    """The race's minima are those of solving every pair, to 1e-5 of the minimum.
 
     Runners-up further away than that show that the same pairs have won.
     """

@@ -208,7 +208,7 @@ def compare_flags(words: list[str]) -> Compare:
     ],
 )  # fmt: skip
 def test_a_list_flag_given_twice_appends(parse, words, name, values):
-    """So it is for every command; of other flags the last value counts."""
+    """Every command appends the values of a list flag; of other flags the last value counts."""
     assert config.flat(parse(words.split()))[name] == values
 
 

@@ -64,7 +64,7 @@ def test_math_verdicts(answer, gold, reason):
     ],
 )  # fmt: skip
 def test_a_calculation_that_is_copied_from_the_problem_is_wrong(problem, gold, answer, is_copied):
-    """It is right as the gold answer is written; numerals, names and options may be repeated."""
+    """It is right only as the gold answer is written; numerals, names and options may be repeated."""
     response = rf"So it is \boxed{{{answer}}}."
     graded = grade_math(response, gold, timeout_s=30.0)
     assert graded.reason == "correct"

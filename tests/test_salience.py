@@ -149,7 +149,7 @@ def test_importance_by_masking_is_that_of_one_token_at_a_time(asked, probe):
 
 @PROBES
 def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked, probe):
-    """It is |<dJ/de, e>| by central differences in float64, one token at a time.
+    """Importance is |<dJ/de, e>|, by central differences in float64, one token at a time.
 
     The differences are of J(e + noise + step * e_t).
     """
@@ -234,7 +234,7 @@ def test_drift_from_start_is_right_where_it_is_small(asked):
 
 
 def test_attention_entropy_is_that_of_the_middle_layer(asked):
-    """It is that of the weights that transformers returns, row by row.
+    """The entropy is that of the weights that transformers returns, row by row.
 
     Afterwards attention is as it was.
     """

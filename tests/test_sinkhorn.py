@@ -147,6 +147,7 @@ def test_dtype_inside_and_out(given, inside):
     ],
 )  # fmt: skip
 def test_bad_input_is_named(arguments, message):
+    """An eps, costs or masses that solve nothing raise a ValueError that names them."""
     with pytest.raises(ValueError, match=message):
         sinkhorn(**{"C": torch.ones(3, 3), **arguments})
 

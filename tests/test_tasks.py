@@ -328,7 +328,7 @@ WRITERS = {
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path, monkeypatch):
-    """Of several splits the training one is read, and answers stay the text they are.
+    """Each gives the same problems: the training split is read, and answers stay text.
 
     A byte order mark is skipped. Nothing is copied into a cache in the home folder.
     """
@@ -358,7 +358,7 @@ def test_rows_of_the_known_layouts_become_problems(case, tmp_path):
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
 def test_numbers_of_a_table_keep_their_digits(kind, tmp_path):
-    """So they do within an object, and in a folder that `datasets` saved."""
+    """Digits are kept also within an object, and in a folder that `datasets` saved."""
     number = datasets.Value(kind)
     features = {"question": datasets.Value("string"), "answer": number, "steps": {"all": [number]}}
     rows = [{"question": "a", "answer": x, "steps": {"all": [x, 0.3]}} for x in (0.1, 2.7, 27.0)]

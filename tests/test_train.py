@@ -605,7 +605,7 @@ def math_data(tmp_path) -> str:
 def test_a_model_that_never_fits_is_refused_before_it_is_read(
     qwen_folder, tmp_path, monkeypatch, assert_refused
 ):
-    """It is told what it needs, and leaves no folder; --force goes on to the missing weights."""
+    """The refusal says what the model needs, and leaves no folder; --force goes on to its weights."""
     folder = shutil.copytree(qwen_folder, tmp_path / "model")
     (folder / "model.safetensors").unlink()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")  # the ranks that share this machine

@@ -44,7 +44,7 @@ def test_with_weights_of_one_it_is_grpo_to_the_bit(two):
 
 
 def test_omega_is_that_of_credit(two):
-    """It is on one process and on two that split a group; advantages are TRL's times omega."""
+    """One process, and two that split a group, have credit's omega, and TRL's advantages times it."""
     assert trl_runs.check_omega([trl_runs.first_batch(12, trl_runs.LEFT_OUT)]) < 1e-6
     assert trl_runs.check_omega(two["batches"]) < 1e-6
 
@@ -118,7 +118,7 @@ def test_what_would_lose_credit_is_refused(changes, message, monkeypatch):
 
 
 def test_a_stride_that_leaves_tokens_out_is_refused():
-    """It is refused before a model is loaded."""
+    """A stride above the window is refused before a model is loaded."""
     with pytest.raises(ValueError, match="stride must be between 1 and the window"):
         ShearGRPOTrainer(window=5, stride=6)
 

@@ -262,7 +262,7 @@ def make_config(*overrides: str):
     ],
 )
 def test_what_would_lose_credit_is_refused(override, message):
-    """It is refused in one sentence, before anything is loaded."""
+    """Each such setting is refused in one sentence, before anything is loaded."""
     with pytest.raises((ValueError, ConfigKeyError), match=message):
         ShearTrainer(make_config(override))
 
