@@ -275,6 +275,8 @@ def truth_lines(results: dict) -> list[str]:
     for name, place in places.items():
         row = {"weights": name}
         for title, measure in AUCS.items():
+            if all(other.get(measure) is None for other in places.values()):
+                continue  # an older file lacks it
             value = place.get(measure)
             half = place.get(f"{measure}_half")
             row[title] = "-" if value is None else f"{value:.2f}"
