@@ -25,6 +25,7 @@ from rewards import (
     last_box,
     program_of,
     same_output,
+    verdict,
     without_copies,
 )
 
@@ -289,3 +290,9 @@ def test_a_sandbox_that_breaks_is_no_verdict_and_one_that_cannot_be_had_is_an_er
     monkeypatch.setattr(sandbox, "choose_level", fail)
     with pytest.raises(SandboxError):
         grade_code("```\nprint(2)\n```", STDIO)
+
+
+def test_a_failed_grading_has_no_reward():
+    """It is neither right nor wrong, whoever reports it; an unknown reason is a crash."""
+    assert verdict("infra_error") == (None, "infra_error")
+    assert verdict("no such reason") == (0.0, "crashed")
