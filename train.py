@@ -177,7 +177,10 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     if run.ranks.main:
         of_batch = step_metrics(batch, context.task, context.tokenizer)
         weights = {config.credit.method: batch.weights}  # (B, T)
-        for group in range(len(batch.problems)) if config.checkpoints.keep_samples else [None]:
+        groups = [batch.first_mixed or 0]  # those whose rollouts are written
+        if config.checkpoints.keep_samples:
+            groups = list(range(len(batch.problems)))
+        for group in groups:
             samples += sample_rows(step, context.tokenizer, context.task, batch, weights, group)
     clock.lap("measure")
     context.step = step + 1  # steps done
