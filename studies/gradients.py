@@ -78,6 +78,7 @@ from harness import files, fsdp, log, tables
 from harness.command import resolve, run_command
 from harness.config import TrainConfig, parse_train
 from harness.load import give_lessons, load_run, own_prm
+from harness.models import round_weights
 from harness.run import Run, seed_of
 from harness.sampling import sample_and_grade
 from studies import figures
@@ -106,6 +107,7 @@ def main(argv: list[str] | None = None) -> None:
     give_lessons(run)
     if not run.context.prm and any(Need.PRM in arms[arm].credit.entry.needs for arm in arms):
         run.context.prm = own_prm(run)
+    round_weights(run.context.policy.model, getattr(torch, config.machine.dtype))
     run.context = context_at_start(run)
     reference, gradients = take_gradients(run, list(arms.values()), flags)
     if ranks.main:
@@ -136,7 +138,8 @@ def take_gradients(run: Run, arms: list[TrainConfig], flags: Gradients) -> tuple
             credit = leave_one_out(batch)[None]  # (1, B, T)
         else:
             credit = credit_by_arm(run.context, batch, arms)  # (arms, B, T)
-        taken.append(gradients_of(run, batch, credit, flags.numbers))
+        # a GPU would not hold those of all batches
+        taken.append(gradients_of(run, batch, credit, flags.numbers).cpu())
     taken = fsdp.gather_items(taken, run.ranks)
     reference = torch.cat(taken[: flags.reference]).mean(0)
     return reference, torch.stack(taken[flags.reference :], 1)

@@ -6,6 +6,7 @@ All passed on an H200 with torch 2.11.0 and transformers 5.23.0 on 2026-11-26.
 """
 
 import copy
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from grpo import PADDED, Layout, Policy, Rollouts, policy_loss, score
 from harness import checkpoint, files
 from harness.fsdp import full
 from shear import Spans, shear_weights
+from studies import gradients as gradient_test
 
 
 def recomputing(model: torch.nn.Module, layout: Layout = PADDED) -> Policy:
@@ -132,6 +134,18 @@ def steps_of(out: Path, *parts) -> list[dict]:
     """The steps' metrics after `train.py` in this process."""
     run_well(train, parts)
     return [row for row in files.read_lines(out / "run" / "metrics.jsonl") if "step" in row]
+
+
+def test_the_gradient_test_compares_rules(tmp_path):
+    """Gradients of the weights in bfloat16 give finite rows, and D of `grpo` is 0."""
+    rows = tmp_path / "rows.jsonl"
+    sizes = (
+        f"--task embedded --smoke --device {DEVICE.type} --dtype bfloat16 --batches 3 --reference 2"
+    )
+    run_well(gradient_test, sizes, "--arms grpo shear opo --rows", rows)
+    found = {row["arm"]: row["D"] for row in files.read_lines(rows)}
+    assert set(found) == {"grpo", "shear", "opo"} and all(map(math.isfinite, found.values()))
+    assert found["grpo"] == 0
 
 
 @pytest.mark.parametrize("method", METHODS)
