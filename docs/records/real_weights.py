@@ -1,15 +1,17 @@
-"""Print the tables of docs/records/real-weights.md from its rows, and draw its two pictures.
+"""Print the tables of docs/records/real-weights.md from its rows, and draw its three pictures.
 
 Run: `python -m docs.records.real_weights`. It reads real-weights.json, real-weights-places.json,
-real-weights-figures.json and real-weights.jsonl, and writes around-error.svg and
-real-weights-curves.svg.
+real-weights-figures.json, real-weights.jsonl and real-weights-steps.jsonl, and writes
+around-error.svg, real-weights-curves.svg and real-weights-steps.svg.
 
 Left out: what the page has from other runs, such as "One run" and "Time".
 """
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 from scipy import stats
 
 from harness import files, tables
@@ -55,6 +57,22 @@ for arm in ARMS:
     for name, mean in zip(("steps 1-4", "5-8", "9-12"), thirds, strict=True):
         row[name] = f"{mean:.3f}"
     table.append(row)
-print("\n".join(tables.markdown(table)))
+print("\n".join(tables.markdown(table)) + "\n")
 figures.reward_curves(curves, RECORDS / "real-weights-curves.svg")
+
+runs = pd.DataFrame(files.read_lines(RECORDS / "real-weights-steps.jsonl")).sort_values("seed")
+steps = int(runs["rewards"].map(len).min())  # that all runs took
+longer: dict = {}  # method -> (seeds, steps)
+for method, of_method in runs.groupby("method"):
+    longer[method] = np.array([rewards[:steps] for rewards in of_method["rewards"]])
+table = []
+quarters = [steps * quarter // 4 for quarter in range(5)]
+for first, last in [*pairwise(quarters), (steps // 2, steps), (0, steps)]:
+    means = {method: rewards[:, first:last].mean(1) for method, rewards in longer.items()}
+    row = {"steps": f"{first + 1}-{last}"}
+    row |= {method: f"{mean.mean():.3f}" for method, mean in means.items()}
+    row["D of shear"] = compare.with_interval(pd.Series(means["shear"] - means["grpo"]))
+    table.append(row)
+print("\n".join(tables.markdown(table)))
+figures.reward_curves(longer, RECORDS / "real-weights-steps.svg")
 figures.weight_around_error(where_credit_goes["methods"], RECORDS / "around-error.svg")
