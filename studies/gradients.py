@@ -15,11 +15,13 @@ estimates the gradient of the expected reward without bias.
 
 The table has for each arm:
     cos         mean cosine of one batch's gradient with the reference; noise lowers all alike
-    D           cos minus that of `grpo`, paired by batch, with its 90% interval (Student's t)
-    SNR         |mean|^2 over the variance of one batch's gradient, both without bias
+    D           cos minus that of `grpo`, paired by batch
+    half        half the width of D's 90% interval (Student's t)
+    snr         |mean|^2 over the variance of one batch's gradient, both without bias; negative
+                where noise hides the mean
     direction   cosine of the expected gradients of the arm and of `grpo`, from products of
                 different batches, so that noise cancels: 1 means no bias
-    rollouts    how many times GRPO's rollouts the arm needs for GRPO's SNR
+    rollouts    how many times GRPO's rollouts the arm needs for GRPO's snr
 
 Gradients of more than `--numbers` parameters are projected to as many numbers at random: each
 parameter is added, with a random sign, to one of them. Dot products keep their mean, and cosines
@@ -41,6 +43,8 @@ from harness.config import PathFlag, Texts, parse_study
 from tasks.errors import BadInput
 from tasks.settings import Count, number
 
+COLUMNS = {"cos": ".3f", "D": "+.3f", "half": ".3f"}  # of the table, with their formats
+COLUMNS |= {"snr": ".3f", "direction": ".3f", "rollouts": ".1f"}
 ARMS_HELP = 'Arms: a method, or "NAME: METHOD FLAGS"; if not given, all that the task allows.'
 
 
@@ -268,14 +272,7 @@ def cosine_of_means(ours: Tensor, others: Tensor) -> float:
 
 def table_line(row: dict) -> dict[str, str]:
     """A row as it is printed."""
-    return {
-        "arm": row["arm"],
-        "cos": f"{row['cos']:.3f}",
-        "D": f"{row['D']:+.3f} ± {row['half']:.3f}",
-        "SNR": f"{row['snr']:.3f}",
-        "direction": f"{row['direction']:.3f}",
-        "rollouts": f"{row['rollouts']:.1f}" if row["snr"] > 0 and row["rollouts"] > 0 else "-",
-    }
+    return {"arm": row["arm"]} | {name: format(row[name], form) for name, form in COLUMNS.items()}
 
 
 def draw_differences(rows: list[dict], path: Path) -> None:
