@@ -125,6 +125,7 @@ OURS = "seed lr name out resume prm"
 SHARED = "task model data template toy_lines toy_width warmup_steps heldout smoke"
 LOWEST, HIGHEST = 1 / 8, 8  # bounds of a grid's rates, as multiples of its middle
 HELDOUT = 256  # problems, if --heldout is not given
+ROOT = Path(__file__).parents[1]
 CODE = "*.py", *(f"{room}/**/*.py" for room in "credit fast grading harness tasks".split())
 GROUPS, CONTINUATIONS = 16, 16  # for measuring true token advantages
 CREDIT = {"method", "method_option", "rescale", "negative_scale"}  # flags that change credit alone
@@ -257,10 +258,9 @@ def trials_in(path: Path) -> pd.DataFrame:
     return trials
 
 
-def code_of(arm: str) -> str:
+def code_of(arm: str, root: Path = ROOT) -> str:
     """A digest of the code that trains and of the arm's flags, which every trial's row has."""
     digest = hashlib.sha256(shlex.join(words_of(arm)).encode())
-    root = Path(__file__).parents[1]
     for path in sorted(itertools.chain.from_iterable(map(root.glob, CODE))):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]

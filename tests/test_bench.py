@@ -78,10 +78,9 @@ def test_loops_solve_few_pairs_and_batches_all(small, monkeypatch):
         solved[name] = len(pairs.costs)
         return pairs.costs.mean((1, 2))
 
-    monkeypatch.setattr(bench, "LOOPED", 3)
-    monkeypatch.setattr(bench, "CHECKED", 2)
+    many = synthetic(4, 8, 60, CPU)._replace(shear=Shear(6, 3))
     monkeypatch.setattr(bench, "PEERS", {name: partial(peer, name) for name in bench.PEERS})
-    bench.print_table(small, bench.Bench(pairs=10**6, rounds=1))
+    bench.print_table(many, bench.Bench(pairs=10**6, rounds=1))
     full = max(solved.values())
-    assert full > 3
-    assert solved == {name: 3 if "a loop" in name else full for name in bench.PEERS}
+    assert full > bench.LOOPED
+    assert solved == {name: bench.LOOPED if "a loop" in name else full for name in bench.PEERS}

@@ -17,7 +17,6 @@ from docs.records.random_model import LARGE
 from harness import log
 from harness.files import append_rows, read_lines
 from harness.load import make_task
-from harness.models import outline_of
 from tasks import lessons
 
 SIZES = "--task own --steps 1 --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 4 "
@@ -75,20 +74,12 @@ def test_a_plan_needs_a_config_json_alone(tmp_path, capsys, assert_refused):
     assert_refused(train.main, words_of("--plan A100"), "--plan A100: needs --model")
 
 
-def test_lessons_show_solutions_of_what_is_trained_on(flags, monkeypatch, qwen_folder):
+def test_lessons_show_solutions_of_what_is_trained_on(flags, qwen_folder):
     """Each is shown with its answer in a box; held-out problems and those without never are."""
     _, task, _ = make_task(config_from(flags), AutoTokenizer.from_pretrained(qwen_folder), 512)
-    shown = []
-
-    def look(count, make, show, forbidden):
-        for _ in range(200):
-            problem = make()
-            shown.append((problem["problem"], show(problem)))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(lessons, "demonstrate_batch", look)
-    with pytest.raises(KeyboardInterrupt):
-        task.lessons(outline_of(LARGE), set(), steps=1)
+    lesson = task.lessons.keywords  # of `imitate`
+    pairs = lessons.demonstrate_batch(200, lesson["make"], lesson["show"], forbidden=set())
+    shown = [(problem["problem"], solution) for problem, solution in pairs]
     due = {f"{i}?": f"so {i}\n\\boxed{{{i}}}" for i in range(1, 10)}
     assert len(due) > len(set(shown)) and dict(shown).items() <= due.items()
     assert dict(shown).keys() == problems_of(task.train) - {"0?"}
