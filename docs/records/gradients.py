@@ -6,6 +6,7 @@ import pandas as pd
 from scipy import stats
 
 from harness import tables
+from studies import compare
 
 FOLDER = Path(__file__).parent
 rows = pd.read_json(FOLDER / "gradients.jsonl", lines=True)
@@ -17,6 +18,25 @@ for name in ("compare", "compare-rules", "compare-newest"):
     curves = trials.pivot_table("curve", "seed", "rule")
     trained.append(curves.sub(curves["grpo"], axis=0))
 recorded = pd.concat(trained).drop(columns="grpo").mean()
+
+trials = compare.trials_in(FOLDER / "gradients-tuned.jsonl")
+outcomes = {}  # rule -> its outcomes by seed
+lines = []
+for rule in trials["rule"].unique():
+    outcomes[rule] = compare.outcomes_of(trials, trials["cell"][0], rule)
+    line = {"method": rule}
+    for column, outcome in {"curve": "curve", "held out": "sampled"}.items():
+        difference = outcomes[rule][outcome] - outcomes["grpo"][outcome]
+        line[column] = f"{outcomes[rule][outcome].mean():.3f}"
+        line[f"D, {column}"] = "" if rule == "grpo" else compare.with_interval(difference)
+    if rule != "grpo" and rule not in recorded:
+        recorded.loc[rule] = (outcomes[rule] - outcomes["grpo"])["curve"].mean()
+    lines.append(line)
+print(*tables.markdown(lines), sep="\n")
+for ours, other in (("finepo", "finepo-random"), ("opo-shear", "shear"), ("otb", "opo")):
+    difference = outcomes[ours] - outcomes[other]
+    held_out = compare.with_interval(difference["sampled"])
+    print(f"{ours} less {other}: {compare.with_interval(difference['curve'])}; held out {held_out}")
 
 for policy, own in rows.groupby("policy", sort=False):
     usual = own[own["arm"] == "grpo"].set_index("seed")["snr"]
