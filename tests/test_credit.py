@@ -900,7 +900,7 @@ def slow_finepo(
     """The formula of one rollout, step by step: A' = A + alpha k D, k = |A| / max D, clipped."""
     lengths = [step.count(k) for k in range(len(good))]
     mean = sum(length * p for length, p in zip(lengths, good, strict=True)) / sum(lengths)
-    k = abs(advantage) / (max(0.0, *[p - mean for p in good]) + 1e-6)
+    k = abs(advantage) / (max(0.0, max(good) - mean) + 1e-6)
     moved = [advantage + alpha * k * (p - mean) for p in good]
     if advantage > 0:
         clipped = [min(max(value, 0.0), bound * advantage) for value in moved]

@@ -90,8 +90,10 @@ def test_the_example_of_the_page_prints_what_the_page_says(capsys):
     code, said = re.search(r"```python\n(.*?)```\n\n(.*?)\n\n", page, re.S).groups()
     exec(code, {})
     printed = capsys.readouterr().out
-    numbers = [[float(word) for word in re.findall(r"\d\.\d+", text)] for text in (said, printed)]
-    torch.testing.assert_close(*map(torch.tensor, numbers), rtol=0, atol=2e-3)
+    due, shown = (
+        torch.tensor(list(map(float, re.findall(r"\d\.\d+", text)))) for text in (said, printed)
+    )
+    torch.testing.assert_close(shown, due, rtol=0, atol=2e-3)
 
 
 def test_a_guess_is_here_warm_or_cold(capsys):

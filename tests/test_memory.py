@@ -34,7 +34,7 @@ TOTAL = 3 * LAYER + 2 * 10 * 8 + 8  # embeddings, head, norm
 def flags(**changes) -> TrainConfig:
     """The paper's recipe, as far as memory depends on it."""
     recipe = {"dtype": "bfloat16", "prompts_per_step": 64, "heldout": 1, "device": "cuda"}
-    return with_values(PAPER_RECIPE, recipe | {"out": "o", "model": "M", **changes})
+    return with_values(PAPER_RECIPE, recipe | {"out": "o", "model": "M"} | changes)
 
 
 @pytest.fixture(scope="module")

@@ -644,7 +644,7 @@ def missing_tokenizer(folder):
 
 def other(family, sizes=SMALL, **more):
     """A folder with a small model of another architecture."""
-    config = AutoConfig.for_model(family, vocab_size=300, **sizes, **more)
+    config = AutoConfig.for_model(family, vocab_size=300, **sizes | more)
     return lambda folder: AutoModelForCausalLM.from_config(config).save_pretrained(folder)
 
 

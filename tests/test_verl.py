@@ -134,9 +134,9 @@ def scored(
     options = dict(
         use_fused_kernels=False, temperature=1.0, calculate_entropy=True, compute_loss=False
     )
-    settings = dict(verdict=verdict, **SIZES)
+    options |= micro_batches
     tu.assign_non_tensor(
-        data, use_remove_padding=packed, shear=settings, **options, **micro_batches
+        data, use_remove_padding=packed, shear=SIZES | dict(verdict=verdict), **options
     )
     with engine.eval_mode():
         return engine.infer_batch(data)["model_output"]["shear_weights"].unbind()
@@ -306,7 +306,8 @@ class Ranks:
             self.prompts.append({key.split("_")[0] for key in keys})
             data = tq.kv_batch_get(keys=keys, partition_id="train")
             options = dict(use_remove_padding=True, use_fused_kernels=False, use_dynamic_bsz=True)
-            tu.assign_non_tensor(data, **options, max_token_len_per_gpu=420, **batch.extra_info)
+            options |= batch.extra_info
+            tu.assign_non_tensor(data, **options, max_token_len_per_gpu=420)
             with self.engine.eval_mode():
                 output = self.engine.infer_batch(data)["model_output"]
             tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.get_tensordict(output))
@@ -403,7 +404,7 @@ def test_main_ppo_takes_two_steps(tmp_path):
     (tmp_path / "reward.py").write_text(REWARD)
     here = Path(__file__).parent
     modules = {"VERL_USE_EXTERNAL_MODULES": "verl_cpu,verl_hf,integrations.verl_shear"}
-    environment = os.environ | {**modules, "PYTHONPATH": f"{here.parent}:{here}"}
+    environment = os.environ | modules | {"PYTHONPATH": f"{here.parent}:{here}"}
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *MAIN.split()]
     streams = dict(capture_output=True, text=True, timeout=900)
     ended = subprocess.run(command, cwd=tmp_path, env=environment, **streams)
