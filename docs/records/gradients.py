@@ -60,3 +60,15 @@ for policy, own in rows.groupby("policy", sort=False):
     rank = stats.spearmanr(both["D"], both["recorded"]).statistic
     linear = stats.pearsonr(both["D"], both["recorded"]).statistic
     print(f"\n{len(both)} rules: Spearman {rank:.2f}, Pearson {linear:.2f}")
+
+of_words = pd.read_json(FOLDER / "gradients-words.jsonl", lines=True)
+lines = []
+usual = of_words[of_words["arm"] == "grpo"].set_index("seed")["snr"]
+for arm, own in of_words.groupby("arm"):
+    own = own.set_index("seed")
+    line = {"arm": arm, "cos": f"{own['cos'].mean():.3f}", "D": compare.with_interval(own["D"])}
+    line["direction"] = f"{own['direction'].mean():.2f}"
+    line["rollouts"] = f"{(usual / own['snr']).median():.1f}"
+    lines.append(line)
+lines.sort(key=lambda line: line["cos"], reverse=True)
+print("\nSmolLM2\n", *tables.markdown(lines), sep="\n")
