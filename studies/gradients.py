@@ -80,14 +80,14 @@ from credit.table import Need
 from grpo import cat_padded
 from harness import files, fsdp, log, tables
 from harness.command import resolve, run_command
-from harness.config import TrainConfig, given_flags, parse_train
+from harness.config import TrainConfig, parse_train
 from harness.load import give_lessons, load_run, own_prm
 from harness.models import round_weights
 from harness.run import Run, seed_of
 from harness.sampling import sample_and_grade
 from studies import figures
 from studies.advantages import half_width
-from studies.compare import CREDIT, allowed_arms, name_of, settings_of, words_of
+from studies.compare import allowed_arms, name_of, settings_of
 from studies.prefixes import context_at_start
 
 
@@ -98,8 +98,9 @@ def main(argv: list[str] | None = None) -> None:
     config = resolve(parse_train(others))
     arms = {}
     for arm in allowed_arms(flags.arms, others):
-        if set(given_flags(words_of(arm))) <= CREDIT | vars(config.shear).keys():
-            arms[arm] = settings_of(arm, others)
+        settings = settings_of(arm, others)
+        if differs_in_credit_alone(settings, config):
+            arms[arm] = settings
         elif flags.arms:
             raise BadInput(f"--arms {arm}: may have flags of credit alone; leave out the others")
     ranks = fsdp.join(config.machine.device, config.machine.threads)
@@ -121,6 +122,13 @@ def main(argv: list[str] | None = None) -> None:
         print("\n".join(tables.markdown(list(map(table_line, rows)))))
 
 
+def differs_in_credit_alone(settings: TrainConfig, config: TrainConfig) -> bool:
+    """Whether an arm's settings are the run's but for those of credit and of SHEAR."""
+    needs_adapter = Need.ADAPTER in settings.credit.entry.needs
+    same = replace(settings, credit=config.credit, shear=config.shear, given=config.given)
+    return same == config and not settings.credit.lora_rank and not needs_adapter
+
+
 # ---- gradients -----------------------------------------------------------------------------------
 
 
@@ -134,7 +142,7 @@ def take_gradients(run: Run, arms: list[TrainConfig], flags: Gradients) -> tuple
             credit = leave_one_out(batch)[None]  # (1, B, T)
         else:
             credit = credit_by_arm(run.context, batch, arms)  # (arms, B, T)
-        # a GPU would not hold those of all batches
+        # on the CPU, where the table is made
         taken.append(gradients_of(run, batch, credit, flags.numbers).cpu())
     taken = fsdp.gather_items(taken, run.ranks)
     reference = torch.cat(taken[: flags.reference]).mean(0)
@@ -264,7 +272,10 @@ def cosine_of_means(ours: Tensor, others: Tensor) -> float:
 
 def table_line(row: dict) -> dict[str, str]:
     """A row as it is printed."""
-    return {"arm": row["arm"]} | {name: format(row[name], form) for name, form in COLUMNS.items()}
+    cells = {name: format(row[name], form) for name, form in COLUMNS.items()}
+    if row["snr"] <= 0 or row["rollouts"] <= 0:
+        cells["rollouts"] = "-"
+    return {"arm": row["arm"]} | cells
 
 
 def draw_differences(rows: list[dict], path: Path) -> None:

@@ -194,11 +194,13 @@ def test_a_start_of_another_task_is_refused(tmp_path, in_this_process, assert_re
     assert not path.exists()
 
 
-def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, capsys):
+def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
     """Runs may have any length; nothing is trained.
 
     A row that is no step has no reward. A run that goes on has no accuracy after training.
     """
+    curves = {}
+    monkeypatch.setattr(figures, "reward_curves", lambda of_runs, path: curves.update(of_runs))
     held_out = {"greedy": [0.5, 0.1, 8], "sampled": [0.5, None, 8]}
     for name, rewards in {"long": [0.1, 0.2, None], "short": [0.3]}.items():  # None: not graded
         rows = [{"before": held_out}]
@@ -213,7 +215,7 @@ def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, capsys):
     assert lines[0] == ["3", "0.150", "50.0 ± 10.0", "50.0 ± -", "", ""]
     assert lines[1] == ["1", "0.300", *["50.0 ± 10.0", "50.0 ± -"] * 2]
     assert printed[4:] == ["", f"wrote {tmp_path / 'compare.png'}"]
-    assert (tmp_path / "compare.png").exists()
+    assert curves[str(tmp_path / "long")] == [[0.1, 0.2, None]]
 
 
 def test_runs_are_drawn_however_long_they_are(tmp_path, monkeypatch):

@@ -2,7 +2,8 @@
 
     pytest -m gpu    # on a fresh node
 
-All passed on an H200 with torch 2.11.0 and transformers 5.23.0 on 2026-11-26.
+All passed on an H200 with torch 2.11.0 and transformers 5.23.0 on 2026-11-26, that of
+`studies.gradients` on 2026-11-27.
 """
 
 import copy

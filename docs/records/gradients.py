@@ -21,6 +21,7 @@ recorded = pd.concat(trained).drop(columns="grpo").mean()
 
 trials = compare.trials_in(FOLDER / "gradients-tuned.jsonl")
 outcomes = {}  # rule -> its outcomes by seed
+changes = {}  # rule -> its D of the curve
 lines = []
 for rule in trials["rule"].unique():
     outcomes[rule] = compare.outcomes_of(trials, trials["cell"][0], rule)
@@ -29,11 +30,19 @@ for rule in trials["rule"].unique():
         difference = outcomes[rule][outcome] - outcomes["grpo"][outcome]
         line[column] = f"{outcomes[rule][outcome].mean():.3f}"
         line[f"D, {column}"] = "" if rule == "grpo" else compare.with_interval(difference)
-    if rule != "grpo" and rule not in recorded:
-        recorded.loc[rule] = (outcomes[rule] - outcomes["grpo"])["curve"].mean()
+    changes[rule] = (outcomes[rule] - outcomes["grpo"])["curve"].mean()
     lines.append(line)
-print(*tables.markdown(lines), sep="\n")
-for ours, other in (("finepo", "finepo-random"), ("opo-shear", "shear"), ("otb", "opo")):
+del changes["grpo"]
+at_start = rows[rows["policy"] == "baselines"].groupby("arm")["D"].mean()
+rank = stats.spearmanr(list(changes.values()), at_start[list(changes)]).statistic
+recorded = recorded.combine_first(pd.Series(changes))
+print(*tables.markdown(lines), f"{len(changes)} rules: Spearman {rank:.2f}", sep="\n")
+for ours, other in (
+    ("finepo", "finepo-random"),
+    ("opo-shear", "shear"),
+    ("opo", "opo-shear"),
+    ("otb", "opo"),
+):
     difference = outcomes[ours] - outcomes[other]
     held_out = compare.with_interval(difference["sampled"])
     print(f"{ours} less {other}: {compare.with_interval(difference['curve'])}; held out {held_out}")
