@@ -33,7 +33,7 @@ for rule in trials["rule"].unique():
     changes[rule] = (outcomes[rule] - outcomes["grpo"])["curve"].mean()
     lines.append(line)
 del changes["grpo"]
-at_start = rows[rows["policy"] == "baselines"].groupby("arm")["D"].mean()
+at_start = rows[rows["policy"] == "start, baselines"].groupby("arm")["D"].mean()
 rank = stats.spearmanr(list(changes.values()), at_start[list(changes)]).statistic
 recorded = recorded.combine_first(pd.Series(changes))
 print(*tables.markdown(lines), f"{len(changes)} rules: Spearman {rank:.2f}", sep="\n")
