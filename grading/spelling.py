@@ -73,7 +73,7 @@ def _group(tokens: list[str]) -> str:
     while tokens and tokens[-1] != "}":
         text += _item(tokens)
     del tokens[-1:]
-    return re.sub(r"(.*)\\choose(.*)", r"\\binom{\1}{\2}", text)
+    return re.sub(r"^(.*)\\choose(.*)", r"\\binom{\1}{\2}", text)
 
 
 def _item(tokens: list[str]) -> str:
@@ -105,7 +105,7 @@ FACTORS = {
 }  # fmt: skip
 NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()
 FUNCTION = r"(?:arc|ar)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|gcd|lcm|max|min"
-DECIMAL = r"([0-9]*)\.([0-9]+)"
+DECIMAL = r"(?<![0-9])([0-9]*)\.([0-9]+)"
 NEGATION = r"[^{}]*\b(?:not|false|wrong|incorrect|never)\b"
 LABEL = r"(?i:(?:the\s)?(?:final\s|correct\s)?(?:answer|ans\.?)(?:\sis)?)(?![a-z])\s?:?"
 TUPLE = r"\([^()]*,[^()]*\)"
@@ -198,7 +198,7 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (DECIMAL + r"(?=\\(?:times|cdot)\s?10\^)", _exactly),  # 6.7\times10^{-34}
     # 52_8 is not 52_9
     (r"(?<![\w.^])(\()?([0-9][0-9A-F]*)(?(1)\))_\{([0-9]+)\}(?![\w!])", r"\\text{\2 base \3}"),
-    (r"([A-Za-z]|[0-9]+)!\^", r"(\1!)^"),  # the parser does not know n!^2
+    (r"([A-Za-z]|(?<![0-9])[0-9]+)!\^", r"(\1!)^"),  # the parser does not know n!^2
     (r"(\\(?:sin|cos|tan|cot|sec|csc)\s?)([0-9.]+)\^\{\\circ\}", r"\1(\2\\pi/180)"),
     (r"\\sqrt\{(?:\\frac\{([^{}-]+)\}\{([^{}-]+)\}|([^{}/-]+)/([^{}/-]+))\}",
      r"\\frac{\\sqrt{\1\3}}{\\sqrt{\2\4}}"),  # of letters, which are real

@@ -341,10 +341,10 @@ def parse_study(kind: type[Config], argv: Sequence[str] | None = None) -> tuple[
     return read_flags(kind, argv, prog=prog, return_unknown_args=True)
 
 
-def refuse_flags(config: TrainConfig, refused: str, reason: str) -> None:
-    """Raise BadInput for flags of train.py that a study has no use for."""
+def refuse_flags(given: Sequence[str], refused: str, reason: str) -> None:
+    """Raise BadInput for given flags of train.py that a study has no use for."""
     for name in refused.split():
-        if name in config.given:
+        if name in given:
             raise BadInput(f"{flag(name)}: {reason}; leave it out")
 
 

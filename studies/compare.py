@@ -167,7 +167,7 @@ def main(argv: list[str] | None = None) -> None:
     if flags.runs:
         return draw(flags.runs)
     config = parse_train(others)
-    refuse_flags(config, f"method {OURS}", "the trials set it")
+    refuse_flags(config.given, f"method {OURS}", "the trials set it")
     tuning = sorted(set(flags.tuning_seeds))
     stages = {"tune": tuning, "confirm": sorted(set(flags.seeds))}
     if len(stages["confirm"]) < 2 or set(flags.seeds) & set(tuning):
@@ -211,8 +211,9 @@ def words_of(arm: str) -> list[str]:
 
 def settings_of(arm: str, others: list[str]) -> TrainConfig:
     """train.py's settings of an arm, after the `others`; raises BadInput."""
-    refuse_flags(parse_train(words_of(arm)), f"{OURS} {SHARED}", "no flag of an arm")
-    return resolve(parse_train([*others, *words_of(arm)]))
+    words = words_of(arm)
+    refuse_flags(given_flags(words), f"{OURS} {SHARED}", "no flag of an arm")
+    return resolve(parse_train([*others, *words]))
 
 
 def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: int) -> None:

@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> None:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
     flags, others = parse_study(Diagnose, argv)
     config = parse_train([*others, "--task", "math"] if flags.rollouts else others)
-    refuse_flags(config, REFUSED, "diagnose trains nothing and compares all methods")
+    refuse_flags(config.given, REFUSED, "diagnose trains nothing and compares all methods")
     config = resolve(config)
     heldout = config.problems.heldout
     if not flags.rollouts and flags.groups > heldout:
