@@ -68,7 +68,8 @@ SETS = r"\\\{[^{}]*\\\}"
 # Pairs that the parser would take for the same: a tuple and a set, {1},{2} and {1,2}, a or b and
 # a and b.
 UNLIKE = rf"{TUPLE};{SET}|{SET};{TUPLE}|{SETS},.*;{SETS}|{SETS};{SETS},.*|{PHRASE};{PHRASE}"
-PERCENT = r"((?:(?<![0-9])[0-9]+\s?)?\\(?:frac\{[^{}]+\}|sqrt)\{[^{}]+\}|\([^()]*\))\s?%"  # of a fraction
+# of a fraction
+PERCENT = r"((?:(?<![0-9])[0-9]+\s?)?\\(?:frac\{[^{}]+\}|sqrt)\{[^{}]+\}|\([^()]*\))\s?%"
 # x = 3 among several
 NAMED = (
     r"((?:\\[a-z]+\s?)?(?:[A-Za-z]{1,2}|\\text\{[^{}]*\})?(?:_\{[^{}]*\})?(?:\([^()=,]*\))?)"

@@ -87,7 +87,8 @@ def main(argv: list[str] | None = None) -> None:
     """Take the turns and print a table."""
     flags, others = parse_study(Loops, argv)
     config = parse_train(others)
-    refuse_flags(config.given, "steps ranks dynamic_sampling lora_rank eps_unit", "is not timed here")
+    untimed = "steps ranks dynamic_sampling lora_rank eps_unit"
+    refuse_flags(config.given, untimed, "is not timed here")
     config = resolve(config)
     method = config.credit.method
     if not config.model or method not in ("shear", "grpo"):

@@ -1,7 +1,7 @@
 """What several test files need: one thread, a seed for each test, small models.
 
-Nothing is downloaded. Fixtures import transformers themselves: the process that hands out the tests
-runs none, and need not wait for it.
+Nothing is downloaded. Fixtures import torch and transformers themselves: the process that hands out
+the tests runs none, and need not wait for them.
 """
 
 import os
@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 from filelock import FileLock
 
 
@@ -23,6 +22,8 @@ def calm():
 
     Ctrl-C is heard, whatever a launcher has left.
     """
+    import torch
+
     signal.signal(signal.SIGINT, signal.default_int_handler)
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -75,6 +76,7 @@ def qwen_folder(tmp_path_factory):
 
     It has a byte-level tokenizer, a template and two stop ids.
     """
+    import torch
     from builders.small_models import save_model, small_config, turns_tokenizer
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -105,6 +107,7 @@ def taught(tmp_path_factory):
 
 def teach(folder: Path) -> str:
     """Saves a model that solves one-line problems three times in ten, and so gets gradients."""
+    import torch
     from builders.small_models import save_model
 
     from tasks import toy
