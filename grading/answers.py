@@ -68,7 +68,7 @@ SETS = r"\\\{[^{}]*\\\}"
 # Pairs that the parser would take for the same: a tuple and a set, {1},{2} and {1,2}, a or b and
 # a and b.
 UNLIKE = rf"{TUPLE};{SET}|{SET};{TUPLE}|{SETS},.*;{SETS}|{SETS};{SETS},.*|{PHRASE};{PHRASE}"
-# of a fraction
+# A fraction, a root or a bracket in percent.
 PERCENT = r"((?:(?<![0-9])[0-9]+\s?)?\\(?:frac\{[^{}]+\}|sqrt)\{[^{}]+\}|\([^()]*\))\s?%"
 # x = 3 among several
 NAMED = (

@@ -105,6 +105,7 @@ FACTORS = {
 }  # fmt: skip
 NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()
 FUNCTION = r"(?:arc|ar)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|gcd|lcm|max|min"
+# `(?<![0-9])` here and below: a pattern that is tried from every digit takes quadratic time.
 DECIMAL = r"(?<![0-9])([0-9]*)\.([0-9]+)"
 NEGATION = r"[^{}]*\b(?:not|false|wrong|incorrect|never)\b"
 LABEL = r"(?i:(?:the\s)?(?:final\s|correct\s)?(?:answer|ans\.?)(?:\sis)?)(?![a-z])\s?:?"
