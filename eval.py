@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 from harness.config import PRESETS, Embedded, EvalConfig, check_eval, flat, parse_eval
 
@@ -33,6 +34,7 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from grpo import hf_generate
 from harness import evaluation, files, fsdp, tables
 from harness.command import resolve_machine, run_command
 from harness.evaluation import Sampler, paired_difference, samples_of, summarise
@@ -51,6 +53,7 @@ from harness.tables import (
 from tasks import benchmarks
 from tasks.benchmarks import Benchmark, Loaded, math_row
 from tasks.errors import BadInput, printable
+from tasks.plug import use
 from tasks.problems import digest_of
 
 KINDS = "protocol", "data", "models"  # the parts of settings.json that must not change
@@ -236,7 +239,9 @@ def evaluate_model(
         "checksum": int(checksum),
     }
     batch = config.machine.generate_batch or settings["generate_batch"].get(path)
-    sampler = Sampler(model.eval(), tokenizer, path, batch or 0)
+    parts = SimpleNamespace(generate=hf_generate, context=SimpleNamespace(hooks={}))
+    use(parts, config.use)  # as of a run, of whose functions only `generate` is called here
+    sampler = Sampler(model.eval(), tokenizer, path, batch or 0, parts.generate)
     if not batch:
         batch = evaluation.choose_batch_of_model(sampler, sets, config.protocol, config.machine)
         sampler = sampler._replace(generate_batch=batch)

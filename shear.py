@@ -29,10 +29,10 @@ anyway).
 
 h_t is the last layer's state after the final norm, at the position of y_t itself.
 
-`shear_weights` has three hooks, each for a function of its default's signature: `distances`
-(`fast.distances` takes one matrix product), `closest` (`fast.race` finds line 5's minima without
-solving every pair; ablations use other distances of two spans) and `pool` (an ablation's mean).
-Training passes `fast.distances` and `fast.race`; tests compare them with the defaults.
+`shear_weights` has three hooks, each for a function of its default's signature: `distances`,
+`closest` and `pool`. Training passes none of them: what stands here is what runs. Whoever wants
+another distance of two spans writes a `Measure` and gives it to `every_pair`, as `closest_spans`
+does. `--use lab.fast` replaces two of them by functions that find the same numbers sooner.
 
 At eps = 0.05 Eq. (10) carries a floor of up to 0.05 ln(window), even between equal spans whose
 points lie far apart. The paper prints eps log n = 20.8 and not eps; n = 100 in raw units makes it
@@ -46,8 +46,8 @@ printed have a gap: they bound the minimum over J opposing spans by the expectat
 and fail for large J; subtracting M sqrt(2 ln J / n) repairs them. Max pooling spreads a span's
 distance over up to window - 1 tokens before the first that differs (H.1).
 
-Left out: the paper's ablations (`credit/ablations.py`) and many groups at once
-(`credit/methods.py`).
+Left out: the paper's ablations (`lab/rules/ablations.py`) and many groups at once
+(`credit/rules.py`).
 """
 
 import math
@@ -62,6 +62,9 @@ from sinkhorn import sinkhorn
 WINDOW = 100  # w, tokens
 STRIDE = 25  # s, tokens
 EPS = 0.05  # in units of nbar
+# Costs that are solved together, at most. The solver holds about six buffers of this size: on a CPU
+# they should stay in cache, on a GPU they take 64 MB each.
+TILE = {"cpu": 2**19, "cuda": 2**24}
 TINY = 1e-30  # nbar of states that are all zero
 
 
@@ -92,6 +95,8 @@ class Closest(NamedTuple):
 
 
 Distances = Callable[[Tensor, Tensor], Tensor]  # as `token_distances`
+# Of P pairs of spans: costs (P, n, m), masses (P, n) and (P, m) -> their distances (P,).
+Measure = Callable[[Tensor, Tensor, Tensor], Tensor]
 ClosestHook = Callable[[Tensor, Side, Side, float], Closest]  # as `closest_spans`
 
 
@@ -186,15 +191,34 @@ def closest_spans(
     costs (N+, N-) are between the tokens of the right and the wrong side; `eps` and the distances
     returned have their unit. `max_iters` and `tol` are passed to `sinkhorn`.
     """
-    rows = []
-    for tokens, mass in zip(right.spans.tokens, right.spans.mass, strict=True):
-        blocks = costs[tokens][:, wrong.spans.tokens].movedim(1, 0)  # (K-, n, m)
-        masses = mass.expand(len(blocks), -1)  # (K-, n)
-        solved = sinkhorn(
-            blocks, masses, wrong.spans.mass, eps=eps, max_iters=max_iters, tol=tol
-        )  # one right span, all wrong ones
-        rows.append(solved.value)  # (K-,), Eq. (10)
-    return closest_of(torch.stack(rows).clamp_min(0.0))  # rounding can leave -1e-9
+    iterations = []
+    errors = []
+
+    def distance(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """W_eps of P pairs of spans, from their costs (P, n, m) and masses (P, n) and (P, m)."""
+        solved = sinkhorn(blocks, a, b, eps=eps, max_iters=max_iters, tol=tol)
+        iterations.append(solved.iterations)
+        errors.append(solved.error)
+        return solved.value.clamp_min(0.0)  # (P,), Eq. (10); rounding can leave -1e-9
+
+    closest = closest_of(every_pair(costs, right.spans, wrong.spans, distance))
+    return closest._replace(iterations=torch.cat(iterations), error=torch.cat(errors))
+
+
+def every_pair(costs: Tensor, right: Spans, wrong: Spans, distance: Measure) -> Tensor:
+    """The distance of each right span from each wrong one, (K+, K-), a tile of pairs at a time."""
+    rows = len(right.mass)
+    columns = len(wrong.mass)
+    size = right.mass.shape[1] * wrong.mass.shape[1]  # costs of a pair
+    # one allocation: growing lists would fragment a GPU's memory
+    distances = torch.empty(rows * columns, device=costs.device)
+    for pairs in torch.arange(rows * columns, device=costs.device).split(
+        max(1, TILE[costs.device.type] // size)
+    ):
+        k, l = pairs // columns, pairs % columns  # noqa: E741 - the paper's letters
+        blocks = costs[right.tokens[k][:, :, None], wrong.tokens[l][:, None]]  # (P, n, m)
+        distances[pairs] = distance(blocks, right.mass[k], wrong.mass[l])
+    return distances.view(rows, columns)
 
 
 def closest_of(distances: Tensor) -> Closest:

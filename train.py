@@ -61,6 +61,7 @@ from harness.folder import open_folder
 from harness.load import give_lessons, load_run
 from harness.run import Ranks, Run, seed_of
 from harness.sampling import check_policy, check_verdicts, resample_equal, sample_and_grade
+from tasks.plug import use
 
 
 @run_command(
@@ -89,6 +90,8 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
     After Ctrl-C the current step is finished and saved, and KeyboardInterrupt is raised.
     """
     run = load_run(config, ranks)
+    with fsdp.together(ranks):
+        use(run, config.use)  # other modules' functions in place of the core's
     with open_folder(run):
         give_lessons(run)
         fsdp.shard(run)  # FSDP: what is trained lies over all ranks, a whole copy samples

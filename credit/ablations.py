@@ -17,42 +17,13 @@ nbar, as it says that the variants share the normalisation; "cosine" and "mmd" h
 there nbar only scales.
 """
 
-from collections import defaultdict
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from shear import Closest, ClosestHook, Side, Spans, closest_of, token_distances
+from shear import Closest, ClosestHook, Side, Spans, closest_of, every_pair, token_distances
 from sinkhorn import sinkhorn
 
 DUST = 1e-6  # share of the group's mean weight; a rollout's mean below it is a rounded 0
-# Entries of the cost blocks that are solved together: 64 MB per buffer on a GPU, and the solver
-# holds about six buffers; on a CPU small chunks win because they stay in cache.
-TILE_ENTRIES = defaultdict(lambda: 2**19, cuda=2**24)
-
-
-def every_pair(
-    costs: Tensor,
-    right_spans: Spans,
-    wrong_spans: Spans,
-    measure: Callable[[Tensor, Tensor, Tensor], Tensor],
-) -> Tensor:
-    """Measure all pairs of spans, some pairs at a time: (K+, K-).
-
-    `measure` takes the pairs' cost blocks (P, n, m) and their masses a (P, n) and b (P, m), and
-    returns (P,).
-    """
-    rows, columns = len(right_spans.mass), len(wrong_spans.mass)
-    tile = right_spans.mass.shape[1] * wrong_spans.mass.shape[1]
-    at_once = max(1, TILE_ENTRIES[costs.device.type] // tile)
-    # made once: growing lists fragment memory
-    matrix = torch.empty(rows * columns, device=costs.device)
-    for pairs in torch.arange(len(matrix), device=costs.device).split(at_once):
-        k, l = pairs // columns, pairs % columns  # noqa: E741 - the paper's letters
-        blocks = costs[right_spans.tokens[k][:, :, None], wrong_spans.tokens[l][:, None]]
-        matrix[pairs] = measure(blocks, right_spans.mass[k], wrong_spans.mass[l])  # of (P, n, m)
-    return matrix.view(rows, columns)
 
 
 # ---- the hook `closest`, by other distances of two spans -----------------------------------------

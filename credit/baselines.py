@@ -65,7 +65,7 @@ def above_baseline(batch: Batch, norms: Tensor) -> Tensor:
 
 def shear_omega(batch: Batch, context: Context) -> Tensor:
     """SHEAR's weights with the run's settings, (B, T)."""
-    options = shear_options(context.shear)
+    options = shear_options(context)
     omega = []
     for _, hidden, mask, correct in batch.groups():
         omega.append(shear_weights(hidden, mask, correct, **options).omega)  # (G, T)

@@ -10,7 +10,7 @@ model's states take 88 GB. They exist for one block at a time, and only (B, T) t
 """
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -46,6 +46,8 @@ class Context:
     micro_tokens: int  # tokens per forward pass
     prm: RewardModel | None = None  # a process reward model
     step: int = 0  # steps done
+    # hooks of `shear.shear_weights` that take the place of the plain functions
+    hooks: dict[str, Callable] = field(default_factory=dict)
 
     def score(self, rollouts: Rollouts, keep_hidden: bool = True) -> Scores:
         """Log-probabilities, entropies and states of rollouts, at the temperature of sampling."""

@@ -163,7 +163,7 @@ def shear(
     scaled to the group's mean weight.
     """
     settings = context.shear
-    options = shear_options(settings, reading=reading, distance=distance, pool=pool)
+    options = shear_options(context, reading=reading, distance=distance, pool=pool)
     omega = []
     for _, hidden, mask, correct in batch.groups():
         weighed = shear_weights(hidden, mask, correct, **options)  # Alg. 1 lines 1-16
@@ -197,7 +197,7 @@ def first(batch: Batch, context: Context, *, threshold: float, place: str) -> Te
     settings = context.shear
     stride = settings.stride
     omega = batch.mask.float()  # (B, T)
-    options = shear_options(settings, reading="cost")
+    options = shear_options(context, reading="cost")
     for group, hidden, mask, correct in batch.groups():
         weighed = shear_weights(hidden, mask, correct, **options)
         if not weighed.closest:
@@ -232,7 +232,7 @@ def own_side(batch: Batch, context: Context) -> Tensor:
             continue
         nbar = mean_norm(hidden[mask])
         eps = context.shear.eps_over(nbar) * nbar
-        options = shear_options(replace(context.shear, eps=eps, eps_unit="raw"))
+        options = shear_options(replace(context, shear=replace(context.shear, eps=eps, eps_unit="raw")))
         for row in range(len(mask)):
             same = mask & (correct == correct[row])[:, None]  # (G, T)
             alone = torch.arange(len(mask), device=mask.device) == row  # (G,)

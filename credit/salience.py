@@ -28,7 +28,6 @@ from transformers import PreTrainedTokenizerBase
 from credit import lora
 from credit.batch import Context
 from credit.tokens import char_starts
-from fast.packing import layers_of
 from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, pack, pad_id, to_padded
 from rewards import box_place
 

@@ -7,45 +7,49 @@ The method (Alg. 1 of arXiv 2604.23318) is in shear.py, its ablations (Sec. 5.4.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
 
 from credit import ablations
 from credit.settings import Shear
-from fast.distances import token_distances
-from fast.race import race
-from shear import ClosestHook, Weighed, span_bounds, token_weights
+from shear import ClosestHook, Weighed, closest_spans, span_bounds, token_distances, token_weights
+
+if TYPE_CHECKING:
+    from credit.batch import Context
 
 
 def shear_options(
-    settings: Shear, *, reading: str = "value", distance: str = "w1", pool: str = "max"
+    context: "Context", *, reading: str = "value", distance: str = "w1", pool: str = "max"
 ) -> dict[str, Any]:
     """The arguments of `shear.shear_weights` that training passes, or those of an ablation.
 
     `distance` is between two spans; for "w1" alone, `reading` says how Eq. (10) is read. `pool` is
     over the spans that cover a token.
     """
+    settings = context.shear
     return {
         "window": settings.window,
         "stride": settings.stride,
         "eps": settings.eps,
         "eps_unit": settings.eps_unit,
-        "distances": token_distances,
-        "closest": closest_hook(settings, reading, distance),
+        "distances": context.hooks.get("distances", token_distances),
+        "closest": closest_hook(context, reading, distance),
         "pool": token_weights if pool == "max" else ablations.mean_weights,
     }
 
 
-def closest_hook(settings: Shear, reading: str, distance: str) -> ClosestHook:
+def closest_hook(context: "Context", reading: str, distance: str) -> ClosestHook:
     """The hook `closest` for a distance of two spans.
 
     The value of W_eps is found by a race, as it alone has bounds; by others every pair is measured.
     """
     if distance != "w1":
         return ablations.CLOSEST[distance]
-    solve = race if reading == "value" else ablations.closest_by_cost
-    return partial(solve, max_iters=settings.max_iters, tol=settings.tol)
+    solve = context.hooks.get("closest", closest_spans)
+    if reading != "value":
+        solve = ablations.closest_by_cost
+    return partial(solve, max_iters=context.shear.max_iters, tol=context.shear.tol)
 
 
 class ClosestSpan(NamedTuple):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context
-from fast.distances import token_distances
+from lab.fast.distances import token_distances
 from shear import mean_norm
 
 PRIOR = 1.0  # n0: the mean of the others' rewards counts as this many rollouts

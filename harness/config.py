@@ -195,6 +195,8 @@ class TrainConfig:
     """Also log metrics to wandb, trackio or tensorboard, which must be installed."""
     smoke: bool = False
     """Check your setup: shrink every size and alternate the verdicts."""
+    use: Texts = ()
+    """MODULE[:NAME=VALUE,...] whose use(run, ...) changes the run, as lab.fast does (repeatable)."""
     problems: Problems = field(default_factory=Problems)
     credit: Credit = field(default_factory=Credit)
     shear: Shear = field(default_factory=Shear)
@@ -424,6 +426,8 @@ class EvalConfig:
     """Instead of --model: the best and the last checkpoint of each of these runs of train.py, as
     --eval-every measured them; with --bench, or if it did not, evaluates those that were kept.
     """
+    use: Texts = ()
+    """MODULE[:NAME=VALUE,...] whose use(run, ...) replaces how responses are generated."""
     greedy: bool = False
     """Use temperature 0 and one response per problem."""
     seeds: Seeds = (0,)

@@ -34,7 +34,7 @@ import itertools
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
@@ -44,12 +44,12 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy.special import comb
+from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from fast.generate import fast_generate
 from grading.readings import read_answer
-from grpo import rollout
+from grpo import hf_generate, rollout
 from harness import files, fsdp, memory
 from harness.config import Machine, Protocol, TrainConfig
 from harness.models import stop_ids
@@ -81,6 +81,7 @@ class Sampler(NamedTuple):
     tokenizer: PreTrainedTokenizerBase
     name: str  # where the model is
     generate_batch: int  # rollouts generated together
+    generate: Callable[..., Tensor] = hf_generate
 
 
 def protocol_of(config: TrainConfig) -> Protocol:
@@ -289,7 +290,7 @@ def grade_block(
                 temperature=protocol.temperature,
                 stops=stop_ids(sampler.model, sampler.tokenizer),
                 batch_size=sampler.generate_batch,
-                generate=fast_generate,
+                generate=sampler.generate,
             )
             verdicts = task.verdicts([problems[place] for place in places], rollouts)
             answers = zip(rollouts.texts, rollouts.mask.sum(1).tolist(), verdicts, strict=True)

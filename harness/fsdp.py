@@ -32,6 +32,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -43,10 +44,11 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from credit import lora
-from fast.packing import layers_of, packing_of, recompute_layers
 from grpo import Policy
 from harness.config import Machine, rank_of_torchrun
 from harness.run import Ranks, Run
@@ -227,7 +229,7 @@ def shard(run: Run) -> None:
         lora.add(model, config.credit.lora_rank, config.seed)
     # Before it is copied: the machine's memory would hold two for each rank.
     torch.nn.Module.to(model, ranks.device)
-    layout = packing_of(model)
+    layout = run.layout(model)
     if ranks.world == 1 and dtype == torch.float32:
         run.trained = Policy(model.float(), layout)
         run.context.policy = run.trained
@@ -318,3 +320,33 @@ def checksum(values: Tensor, number: int) -> Tensor:
     """
     bits = values.contiguous().view({2: torch.int16, 4: torch.int32}[values.element_size()])
     return bits.sum(dtype=torch.int64) * (2 * number + 1)
+
+
+# ---- layers that run again in the backward pass --------------------------------------------------
+
+
+def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The decoder layers."""
+    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+def recompute_layers(model: torch.nn.Module) -> None:
+    """Let each decoder layer keep only its input, and run again in the backward pass."""
+    for layer in layers_of(model):
+        layer.forward = recomputed(layer.forward)
+
+
+def recomputed(forward: Callable[..., object]) -> Callable[..., object]:
+    """A layer's forward that keeps only its input.
+
+    transformers' own switch needs train(), which turns dropout on.
+    """
+
+    def run(*args: object, **kwargs: object) -> object:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)
+        return checkpoint(
+            partial(forward, **kwargs), *args, use_reentrant=False, preserve_rng_state=False
+        )
+
+    return run

@@ -4,17 +4,18 @@ harness.load.load_run    makes it: configuration, task, model and tokenizer
 harness.fsdp.shard       adds what is trained, what samples and the optimizer
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import PreTrainedTokenizerBase
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit.batch import Context
 from credit.reward_model import RewardModel
-from grpo import Policy
+from grpo import PADDED, Layout, Policy, hf_generate
 from harness.config import TrainConfig
 from tasks.benchmarks import Loaded
 from tasks.problems import Task
@@ -46,6 +47,10 @@ class Run:
     context: Context
     sets: Sequence[Loaded] = ()  # the --bench sets
     notes: Sequence[str] = ()  # for the user, about what was loaded
+    # ---- what a module of `--use` may replace, before the model is sharded; and `context.hooks` --
+    generate: Callable[..., Tensor] = hf_generate  # as `grpo.hf_generate`
+    layout: Callable[[PreTrainedModel], Layout] = lambda model: PADDED  # of a model's micro-batches
+    # ---- set later ---------------------------------------------------------------------------------
     folder: Path = field(init=False)
     # float32 weights, sharded over the ranks; the context's policy itself on one rank in float32
     trained: Policy = field(init=False)

@@ -9,7 +9,6 @@ check_policy(run, step)         ends a run whose logits are not finite
 import torch
 
 from credit.batch import Batch
-from fast.generate import fast_generate
 from grpo import Rollouts, group_advantages, rollout
 from harness import fsdp
 from harness.command import RunFailed
@@ -33,7 +32,7 @@ def sample_and_grade(
         temperature=temperature,
         stops=stop_ids(context.policy.model, context.tokenizer),
         batch_size=run.config.machine.generate_batch,
-        generate=fast_generate,
+        generate=run.generate,
     )
     clock.lap("generate")
     verdicts = context.task.verdicts(problems, rollouts)

@@ -16,8 +16,8 @@ may change with any version; the trainers' follow TRL and verl.
 import torch
 from torch import Tensor
 
-from fast.distances import token_distances
-from fast.race import race
+from lab.fast.distances import token_distances
+from lab.fast.race import race
 from shear import EPS, STRIDE, WINDOW, ClosestHook, Distances, shear_advantages
 from shear import shear_weights as weigh
 

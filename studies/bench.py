@@ -68,7 +68,7 @@ from torch import Tensor
 
 from credit.settings import Shear
 from credit.shear_settings import shear_options
-from fast.distances import CHUNK_ENTRIES, token_distances
+from lab.fast.distances import CHUNK_ENTRIES, token_distances
 from grpo import to_padded
 from harness import tables
 from harness.command import resolve, run_command

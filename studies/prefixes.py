@@ -36,8 +36,8 @@ from transformers import PreTrainedTokenizerBase
 from credit.batch import Batch, Context
 from credit.salience import answer_places
 from credit.settings import Shear
-from fast.generate import fast_generate
-from fast.packing import packing_of
+from lab.fast.generate import fast_generate
+from lab.fast.packing import packing_of
 from grpo import Policy, Rollouts, cat_padded, decode, pad_left, rollout
 from harness import files
 from harness.models import stop_ids

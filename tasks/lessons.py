@@ -20,7 +20,6 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from fast.packing import packing_of
 from grpo import Policy, Rollouts, pad_left, token_ids
 
 # Problems for training; the same for any --steps, so that a resumed run draws the same ones.
@@ -126,7 +125,7 @@ def imitate(
     It takes `steps` batches of the problems that `make` returns. `prompt` makes the text that the
     model continues; `forbidden` problems (the held-out ones) are never shown.
     """
-    policy = Policy(model, layout=packing_of(model))
+    policy = Policy(model)
 
     def batch_loss() -> Tensor:
         """Minus the mean log-probability of the response tokens of a batch of demonstrations."""

@@ -22,8 +22,8 @@ from torch.testing import assert_close
 
 import train
 from credit.table import METHODS, Need, methods_needing
-from fast.packing import packing_of, recompute_layers
-from fast.race import race
+from lab.fast.packing import packing_of, recompute_layers
+from lab.fast.race import race
 from grpo import PADDED, Layout, Policy, Rollouts, policy_loss, score
 from harness import checkpoint, files
 from harness.fsdp import full

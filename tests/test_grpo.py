@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import grpo
-from fast import packing
+from lab.fast import packing
 from grpo import Policy, Rollouts, cat_padded, decode, group_advantages, policy_loss, rollout, score
 from harness.fsdp import deal
 from harness.models import stop_ids

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 import eval as evaluation
 import train
-from fast.generate import read_prompts
+from lab.fast.generate import read_prompts
 from grpo import hf_generate, pad_left, rollout
 from harness import models
 

@@ -12,9 +12,9 @@ from builders.small_models import FAMILIES, add_adapter, family_model, small_gpt
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fast import packing
-from fast.generate import read_prompts
-from fast.packing import packing_of
+from lab.fast import packing
+from lab.fast.generate import read_prompts
+from lab.fast.packing import packing_of
 from grpo import PADDED, Policy, Rollouts, hf_generate, score
 
 

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 import harness.sampling
 import train
 from credit import lora
-from fast.packing import layers_of
+from lab.fast.packing import layers_of
 from grpo import Policy, Rollouts, rollout
 from harness import checkpoint, command, files, fsdp, load
 from harness.folder import open_folder

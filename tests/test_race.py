@@ -8,10 +8,10 @@ import torch
 from builders.groups import RACES, race_problem
 from torch.testing import assert_close
 
-from fast import distances
-from fast import race as module
-from fast.distances import token_distances
-from fast.race import race
+from lab.fast import distances
+from lab.fast import race as module
+from lab.fast.distances import token_distances
+from lab.fast.race import race
 from shear import Side, Spans
 from sinkhorn import sinkhorn
 

@@ -13,7 +13,7 @@ from credit.methods import FUNCTIONS
 from credit.settings import Shear
 from credit.shear_settings import shear_options
 from credit.table import METHODS, SHEAR, options_of
-from fast.race import race
+from lab.fast.race import race
 from grpo import AT_ONCE, group_advantages, policy_loss
 from harness import config, evaluation
 from harness.command import resolve

@@ -40,7 +40,7 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.engine import EngineRegistry
 
-from fast.race import race
+from lab.fast.race import race
 from grpo import group_advantages
 from integrations import verl_shear
 from integrations.verl_shear import MODEL_TYPE, ShearTrainer

@@ -12,7 +12,7 @@ import torch
 
 from credit.tokens import tokens_of
 from docs.records.words_start import load_start
-from fast.generate import fast_generate
+from lab.fast.generate import fast_generate
 from grpo import rollout
 from harness.models import stop_ids
 

@@ -15,8 +15,8 @@ import torch
 from transformers import GenerationConfig
 
 from docs.records import random_model
-from fast.generate import fast_generate
-from fast.packing import packing_of
+from lab.fast.generate import fast_generate
+from lab.fast.packing import packing_of
 from grpo import hf_generate, rollout
 from harness import fsdp, log
 from harness.models import stop_ids

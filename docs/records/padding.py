@@ -8,7 +8,7 @@ Run: `python -m docs.records.padding`.
 import random
 
 import grpo
-from fast import packing
+from lab.fast import packing
 
 rng = random.Random(0)
 for count, ranks in ((256, 8), (256, 1), (32, 8), (64, 2)):

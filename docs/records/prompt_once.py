@@ -11,8 +11,8 @@ import time
 import torch
 
 from docs.records.words_start import load_start
-from fast import packing
-from fast.generate import fast_generate
+from lab.fast import packing
+from lab.fast.generate import fast_generate
 from grpo import Policy, rollout, score
 from harness.models import stop_ids
 

@@ -7,7 +7,7 @@ import torch
 from credit.ablations import even_out, every_pair
 from credit.settings import Shear
 from credit.shear_settings import shear_options
-from fast.distances import token_distances
+from lab.fast.distances import token_distances
 from shear import Weighed, mean_norm, shear_weights, two_sides
 from sinkhorn import sinkhorn
 

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fast.distances import CHUNK_ENTRIES
+from lab.fast.distances import CHUNK_ENTRIES
 from shear import Closest, Side, Spans, closest_of
 
 # In units of eps: pairs this close to the lowest bound advance with it, for fewer, larger rounds.

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from fast.packing import SHORT, attends_fully
+from lab.fast.packing import SHORT, attends_fully
 from grpo import hf_generate
 
 # Rows leave when at least one in so many has ended, not sooner: each time the cache is copied.

@@ -3,7 +3,6 @@
     packing_of(model)        -> a layout of the two hooks below, or the padded one
     pack_rollouts(rollouts)  replaces grpo.end_to_end: ids (1, N), is_response (1, N), arguments
     pack(rows, ...)          replaces grpo.pack: as few micro-batches as can be, equally full
-    recompute_layers(model)  saves memory: activations are computed again in the backward pass
 
 Padded to its longest rollout, a micro-batch computes with 1.1 to 2.9 times as many tokens as there
 are (docs/records/speed.md). Packed, it computes with these alone. Positions restart at each
@@ -21,14 +20,12 @@ Left out: sliding windows, rotary positions that depend on the longest row, and 
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
-from torch.utils.checkpoint import checkpoint
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -37,7 +34,6 @@ from transformers import (
 )
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from grpo import PADDED, Layout, Rollouts
 
@@ -207,33 +203,3 @@ def packed_attention(
 
 AttentionInterface.register("packed", packed_attention)
 AttentionMaskInterface.register("packed", sdpa_mask)  # for `generate`, which pads its prompts
-
-
-# ---- layers that run again in the backward pass --------------------------------------------------
-
-
-def layers_of(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """The decoder layers."""
-    return [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
-
-
-def recompute_layers(model: torch.nn.Module) -> None:
-    """Let each decoder layer keep only its input, and run again in the backward pass."""
-    for layer in layers_of(model):
-        layer.forward = recomputed(layer.forward)
-
-
-def recomputed(forward: Callable[..., object]) -> Callable[..., object]:
-    """A layer's forward that keeps only its input.
-
-    transformers' own switch needs train(), which turns dropout on.
-    """
-
-    def run(*args: object, **kwargs: object) -> object:
-        if not torch.is_grad_enabled():
-            return forward(*args, **kwargs)
-        return checkpoint(
-            partial(forward, **kwargs), *args, use_reentrant=False, preserve_rng_state=False
-        )
-
-    return run

@@ -1,0 +1,1 @@
+"""What nobody needs to train with SHEAR or GRPO; it imports the core, and the core none of it."""

@@ -1,0 +1,36 @@
+"""The same numbers, sooner: `--use lab.fast`. Each of them has its plain twin in the core.
+
+    race         which of the opposing spans is closest, without solving every pair
+    distances    the costs by one matrix product
+    packing      micro-batches without padding
+    generate     sampling that drops rollouts that have ended, and reads a prompt once
+"""
+
+from typing import TYPE_CHECKING
+
+from lab.fast.distances import token_distances
+from lab.fast.generate import fast_generate
+from lab.fast.packing import packing_of
+from lab.fast.race import race as race_for_closest
+
+if TYPE_CHECKING:
+    from harness.run import Run
+
+
+def use(
+    run: "Run",
+    *,
+    race: bool = True,
+    distances: bool = True,
+    packing: bool = True,
+    generate: bool = True,
+) -> None:
+    """Replace the plain functions of a run by these, all of them or those that are not `no`."""
+    if race:
+        run.context.hooks["closest"] = race_for_closest
+    if distances:
+        run.context.hooks["distances"] = token_distances
+    if packing:
+        run.layout = packing_of
+    if generate:
+        run.generate = fast_generate

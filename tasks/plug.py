@@ -1,0 +1,77 @@
+"""The doors by which modules from outside of the core change a run. The core imports none of them.
+
+    --method NAME, --task NAME      a name that the core lacks is looked up in `lab`
+    --use MODULE[:NAME=VALUE,...]   calls `use(run, NAME=VALUE, ...)` of the module
+
+A function's options are its keyword arguments: the defaults tell their types, `Literal` the choices.
+"""
+
+import importlib
+import inspect
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any, Literal, TypeVar, get_args, get_origin
+
+from tasks.errors import BadInput, cause
+
+Entry = TypeVar("Entry")
+
+
+def look_up(table: dict[str, Entry], shelf: str, flag: str, name: str) -> Entry:
+    """The entry of a name in a table of the core, or what `lab.<shelf>` enters there on import.
+
+    Raises BadInput for a name that neither has.
+    """
+    if name not in table and find_spec("lab"):
+        importlib.import_module(f"lab.{shelf}")  # the only place where the core names the lab
+    if name not in table:
+        raise BadInput(f"{flag} {name}: there is {', '.join(table)}; give one of these")
+    return table[name]
+
+
+def use(run: Any, modules: Sequence[str]) -> None:
+    """Let the modules of `--use` replace functions of a run, in their order; raises BadInput."""
+    for text in modules:
+        name, _, given = text.partition(":")
+        try:
+            change = importlib.import_module(name).use
+        except (ImportError, AttributeError) as error:
+            raise BadInput(
+                f"--use {text}: {cause(error)}; give a module with a function use(run)"
+            ) from error
+        change(run, **options_of(change, filter(None, given.split(",")), f"--use {text}"))
+
+
+def options_of(function: Callable, given: Any, blame: str) -> dict[str, Any]:
+    """The options NAME=VALUE that are given for a function; raises BadInput.
+
+    They are its keyword-only arguments, each with a default.
+    """
+    known = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is parameter.KEYWORD_ONLY:
+            known[name] = parameter
+    options = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in known:
+            has = ", ".join(f"{name}={entry.default}" for name, entry in known.items()) or "none"
+            raise BadInput(f"{blame}: no option {name!r}; there is {has}")
+        try:
+            options[name] = read(value, known[name].annotation, known[name].default)
+        except ValueError as error:
+            raise BadInput(f"{blame}: {name} {error}") from error
+    return options
+
+
+def read(text: str, hint: Any, default: object) -> object:
+    """The value in a text, by an option's type; raises ValueError."""
+    if get_origin(hint) is Literal:
+        if text not in get_args(hint):
+            raise ValueError(f"must be one of {', '.join(get_args(hint))}")
+        return text
+    if isinstance(default, bool):
+        if text not in ("yes", "no"):
+            raise ValueError("must be yes or no")
+        return text == "yes"
+    return type(default)(text)
