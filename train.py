@@ -48,11 +48,9 @@ if __name__ == "__main__":
 import torch
 from tqdm import tqdm
 
-from credit import lora
 from credit.batch import Batch
 from credit.measures import credit_vs_first_error, reason_shares, sample_rows, step_metrics
-from credit.methods import assign_credit
-from credit.table import Need
+from credit.rules import assign_credit, find
 from grpo import policy_loss
 from harness import checkpoint, files, fsdp, log, memory
 from harness.command import RunFailed, interruptible, resolve, run_command
@@ -61,7 +59,7 @@ from harness.folder import open_folder
 from harness.load import give_lessons, load_run
 from harness.run import Ranks, Run, seed_of
 from harness.sampling import check_policy, check_verdicts, resample_equal, sample_and_grade
-from tasks.plug import use
+from tasks.plug import options_of, use
 
 
 @run_command(
@@ -94,6 +92,7 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
         use(run, config.use)  # other modules' functions in place of the core's
     with open_folder(run):
         give_lessons(run)
+        prepare_rule(run)
         fsdp.shard(run)  # FSDP: what is trained lies over all ranks, a whole copy samples
         if config.checkpoints.resume:
             before, history = checkpoint.restore(run, Path(config.checkpoints.resume))
@@ -127,9 +126,19 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
         after = evaluate(run)
         if ranks.main:
             with files.whole_folder(run.folder / "model") as draft:
-                lora.save_merged(run.context.policy.model, run.context.tokenizer, draft)
+                run.save_model(run.context.policy.model, run.context.tokenizer, draft)
             log.print_after(run.config, run.folder, before, after, history)
     return 0
+
+
+def prepare_rule(run: Run) -> None:
+    """Let the credit rule load what it needs, or refuse the run; raises BadInput, on all ranks."""
+    credit = run.config.credit
+    rule = find(credit.method)
+    if rule.prepare:
+        with fsdp.together(run.ranks):
+            options = options_of(rule.credit, credit.method_option, f"--method {credit.method}")
+            rule.prepare(run, **options)
 
 
 def is_due(step: int, steps: int, every: int) -> bool:
@@ -201,7 +210,7 @@ def score_and_credit(run: Run, batch: Batch, clock: log.Clock) -> Batch:
     for block in batch.blocks():
         block.log_probs, block.entropies, block.hidden = (
             run.context.score(  # (b, T), (b, T), (n, d)
-                block.rollouts, keep_hidden=Need.STATES in credit.entry.needs
+                block.rollouts, keep_hidden=find(credit.method).needs_states
             )
         )
         clock.lap("score")
@@ -219,7 +228,7 @@ def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
     as the other ranks. Raises RunFailed if no step has a finite loss and gradient.
     """
     config = run.config.optimisation
-    drops_uncredited = run.config.credit.entry.drops_uncredited
+    drops_uncredited = find(run.config.credit.method).drops_uncredited
     taken = []  # metrics of the optimizer steps that were taken
     skipped = 0  # how many were not
     for minibatch in batch.minibatches(config.prompts_per_update, run.config.seed, step):  # (m,)

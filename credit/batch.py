@@ -13,15 +13,14 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from credit.reward_model import RewardModel
 from credit.settings import Shear
-from credit.shear_settings import ClosestSpan
 from credit.tokens import tokens_of
 from grpo import Policy, Rollouts, Scores, cat_padded, group_advantages, score, to_padded
 from rewards import Verdict, rewards_of
@@ -44,10 +43,11 @@ class Context:
     seed: int
     temperature: float  # at which the policy sampled
     micro_tokens: int  # tokens per forward pass
-    prm: RewardModel | None = None  # a process reward model
     step: int = 0  # steps done
     # hooks of `shear.shear_weights` that take the place of the plain functions
     hooks: dict[str, Callable] = field(default_factory=dict)
+    # what a rule's `prepare` keeps for it
+    kept: dict[str, Any] = field(default_factory=dict)
 
     def score(self, rollouts: Rollouts, keep_hidden: bool = True) -> Scores:
         """Log-probabilities, entropies and states of rollouts, at the temperature of sampling."""
@@ -83,8 +83,6 @@ class Batch:
     entropies: Tensor = NOT_SCORED  # (B, T) float32, nats
     hidden: Tensor | None = None  # (N, d), a block's N response tokens end to end; None: not kept
     token_advantages: Tensor = NOT_SCORED  # (B, T) float32
-    # For the page: each rollout's spans, of the first group whose sides SHEAR compared.
-    closest: list[list[ClosestSpan]] = field(default_factory=list)
     # The logged metrics by name: [sum of the values, number of values].
     stats: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -119,7 +117,6 @@ class Batch:
         for batch in batches:
             for name, sums in batch.stats.items():
                 whole.add(name, sums)
-            whole.closest = whole.closest or batch.closest
         return whole
 
     def blocks(self, most: int = BLOCK_TOKENS) -> Iterator["Batch"]:

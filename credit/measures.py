@@ -296,7 +296,6 @@ def sample_rows(
     """
     if group is None:
         group = batch.first_mixed or 0
-    closest = batch.closest if group == batch.first_mixed else []
     first = group * batch.group_size
     problem = batch.problems[group]
     rows = []
@@ -317,10 +316,6 @@ def sample_rows(
         for name, of_method in weights.items():
             of_row = of_method[row][mask].double()
             sample["weights"][name] = of_row.round(decimals=4).tolist()
-        if closest:
-            sample["spans"] = [
-                span._replace(distance=round(span.distance, 4)) for span in closest[row - first]
-            ]
         rows.append(sample)
     return rows
 

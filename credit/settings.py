@@ -7,69 +7,17 @@ imports no torch, so that `--help` answers at once.
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import tyro
-
-from credit.table import METHODS, MIXTURE, Method, method_of, options_of
-from tasks.settings import Count, OptionalText, Positive, number, several, spec
-
-
-def method_name(text: str) -> str:
-    """The name of a method, or of a mixture of two."""
-    method_of(text)
-    return text
-
-
-ENTRIES = METHODS | {"FIRST+SECOND": MIXTURE}  # as the help shows them
-METHODS_HELP = "\n".join(
-    ["Credit-assignment method:", *(f"{name}: {entry.about}." for name, entry in ENTRIES.items())]
-)
-
-
-def options_help() -> str:
-    """The options of all methods, a line each."""
-    lines = ["NAME=VALUE, an option of the method (repeatable), here with its default:"]
-    for name, method in ENTRIES.items():
-        for option, entry in method.options.items():
-            values = f" ({', '.join(entry.choices)})" if entry.choices else ""
-            lines.append(f"{name} {option}={entry.default}: {entry.about}{values}.")
-    return "\n".join(lines)
+from tasks.settings import Count, Positive, several, spec
 
 
 @dataclass(frozen=True)
 class Credit:
     """How a response's advantage is distributed over its tokens."""
 
-    method: Annotated[str, spec("NAME", method_name), tyro.conf.arg(help=METHODS_HELP)] = "shear"
-    method_option: Annotated[
-        tuple[str, ...], several(spec("NAME=VALUE", str)), tyro.conf.arg(help=options_help())
-    ] = ()
-    negative_scale: Annotated[float, number(float, 0)] = 1.0
-    """Factor on the advantages of wrong responses."""
-    rescale: Literal["none", "mean1"] = "none"
-    """Rescaling of the weights; mean1: divide each group's weights by their mean."""
-    lora_rank: Annotated[int, number(int, 0, 4096)] = 0
-    """Rank of a LoRA adapter to train; 0: train all weights."""
-    prm: OptionalText = None
-    """Process reward model, if the method needs one; by default embedded trains a tiny one."""
-
-    @property
-    def entry(self) -> Method:
-        """The method's entry in the table of methods."""
-        return method_of(self.method)
-
-    @property
-    def options(self) -> dict[str, float | str]:
-        """The method's options: those that are given, and the defaults of the others.
-
-        Raises ValueError for an unknown option or a bad value.
-        """
-        return options_of(self.method, self.method_option)
-
-    @property
-    def has_floor(self) -> bool:
-        """Whether the weights are values of Eq. (10), at least eps ln(window) or about it."""
-        options = self.options
-        return (options.get("reading"), options.get("distance")) == ("value", "w1")
+    method: Annotated[str, spec("NAME", str)] = "shear"
+    """Credit rule: shear, grpo, or one that `python -m lab.rules` lists."""
+    method_option: Annotated[tuple[str, ...], several(spec("NAME=VALUE", str))] = ()
+    """NAME=VALUE, an option of the rule (repeatable)."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 from torch.optim import Optimizer
 
-from credit import lora
 from grpo import Policy
 from harness import files
 from harness.config import MAY_CHANGE, TrainConfig, flat, refuse_other_settings, with_values
@@ -49,7 +48,7 @@ def save(run: Run, step: int) -> None:
     if run.ranks.main:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        lora.save_merged(run.context.policy.model, run.context.tokenizer, draft / "model")
+        run.save_model(run.context.policy.model, run.context.tokenizer, draft / "model")
     gather(None, run.ranks)  # until the draft is there
     state = _state(run.trained, run.optimizer)
     file_of = {name: 1 + number // PER_FILE for number, name in enumerate(state)}

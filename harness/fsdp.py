@@ -48,7 +48,6 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from credit import lora
 from grpo import Policy
 from harness.config import Machine, rank_of_torchrun
 from harness.run import Ranks, Run
@@ -219,14 +218,13 @@ def shard(run: Run) -> None:
 
     Trained weights are float32, whatever the model's dtype was; `--dtype` is that of the
     computation. `--shard-over` ranks hold one set of weights between them and the sets are copies
-    of each other (HSDP); 0: all ranks hold one. Raises BadInput if the model takes no adapter.
+    of each other (HSDP); 0: all ranks hold one.
     """
     config = run.config
     ranks = run.ranks
     dtype = getattr(torch, config.machine.dtype)
     model = run.context.policy.model
-    if config.credit.lora_rank:
-        lora.add(model, config.credit.lora_rank, config.seed)
+    run.adapt(model)
     # Before it is copied: the machine's memory would hold two for each rank.
     torch.nn.Module.to(model, ranks.device)
     layout = run.layout(model)

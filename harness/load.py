@@ -19,14 +19,11 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from credit import lora, teacher
-from credit.reward_model import RewardModel
-from credit.table import Need
 from grpo import Policy
 from harness import evaluation, files, fsdp, memory, models
 from harness.config import TrainConfig, flag, flat, with_values
 from harness.evaluation import context_of
-from harness.run import Ranks, Run, make_context
+from harness.run import Ranks, Run, make_context, save_pretrained
 from tasks import benchmarks, lessons, problems, toy, words
 from tasks.benchmarks import Loaded
 from tasks.errors import BadInput
@@ -57,12 +54,6 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
             model = toy.make_model(problems.toy_lines, config.seed, problems.toy_width)
             tokenizer = toy.make_tokenizer(problems.toy_lines)
         config, task, task_notes = make_task(config, tokenizer, context_of(model))
-        attends = all(hasattr(layer, "self_attn") for layer in fsdp.layers_of(model))
-        if Need.ATTENTION in config.credit.entry.needs and not attends:
-            raise BadInput(
-                f"--method {config.credit.method}: needs {Need.ATTENTION.value}, which "
-                f"{config.model} lacks; choose another method"
-            )
         check_ranks(config, ranks)
         prompts = map(task.prompt, task.train + task.heldout)
         models.check_embedded("--model", config.model or "", model, tokenizer, prompts)
@@ -70,12 +61,8 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
         notes = describe(config, ranks, task, model, sets) + task_notes
         if config.smoke:
             task = SmokeTask(**vars(task))
-        prm = None
-        if config.credit.prm:
-            dtype = getattr(torch, config.machine.dtype)
-            prm = models.load_reward_model(config.credit.prm, ranks.device, dtype)
         if not config.machine.generate_batch:
-            batch = choose_batch_of_run(config, ranks, task, model, tokenizer, prm)
+            batch = choose_batch_of_run(config, ranks, task, model, tokenizer)
             config = with_values(config, {"generate_batch": batch})
         if ranks.device.type == "cuda" or not TASKS[config.task].makes_model:
             notes += memory.plan(model, config, ranks)
@@ -84,7 +71,7 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
                 print(f"loading {config.model}", flush=True)
             model = models.load_model(config.model, ranks.device, tokenizer)
         model.eval()  # throughout: dropout would make sampler and trainer disagree
-        context = make_context(config, Policy(model), tokenizer, task, prm)
+        context = make_context(config, Policy(model), tokenizer, task)
         return Run(config, ranks, context, sets, notes)
 
 
@@ -121,11 +108,10 @@ def choose_batch_of_run(
     task: Task,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prm: RewardModel | None,
 ) -> int:
     """The default of --generate-batch, which config.json keeps: the samples depend on it."""
     resident = memory.predict(model, config, ranks.world)["resident"]
-    room = memory.room_gb(ranks.device) - resident - (memory.gb_of(prm[0]) if prm else 0)
+    room = memory.room_gb(ranks.device) - resident
     prompt = memory.longest_prompt(task, task.train + task.heldout, tokenizer)
     return memory.choose_batch(
         model.config, config.machine, room, prompt, config.sampling.max_tokens
@@ -154,20 +140,17 @@ def make_task(
     Returns the configuration, with sizes that fit the problems and their digest, the task, and
     notes. Raises BadInput.
     """
-    needs = config.credit.entry.needs
-    responses = 1 + (Need.PEER in needs)  # how many must fit into the context together
     size = Sizes(config)
-    if not TASKS[config.task].makes_model and responses * config.sampling.max_tokens >= context:
-        most = int(context // (1 + responses))
+    if not TASKS[config.task].makes_model and config.sampling.max_tokens >= context:
+        most = int(context // 2)
         size.shrink("max_tokens", most, f"the model's context is {context}")
     max_tokens = size.config.sampling.max_tokens
-    room = context - responses * max_tokens  # tokens left for the prompt
+    room = context - max_tokens  # tokens left for the prompt
     name = files.origin_of(config.model or "made here")
     make = _MAKE_TASK[config.task]
     task, notes = make(config.problems, config.grading, config.seed, tokenizer, name)
     if task.heldout:  # the embedded task, whose prompts all have one length
-        problem = task.informed(task.heldout[0]) if Need.HINT in needs else task.heldout[0]
-        longest = len(tokenizer(task.prompt(problem))["input_ids"])
+        longest = len(tokenizer(task.prompt(task.heldout[0]))["input_ids"])
         if longest > room:
             raise BadInput(
                 f"--max-tokens {max_tokens}: with a prompt of {longest} tokens it exceeds the "
@@ -214,7 +197,6 @@ def hold_out(
         heldout=heldout,
         seed=config.seed,
         max_prompt_tokens=room,
-        with_answer=Need.HINT in config.credit.entry.needs,  # prompts must fit with their answer
     )
 
 
@@ -280,14 +262,12 @@ def load_benchmarks(
 
 
 def give_lessons(run: Run) -> None:
-    """Teach the model the lessons of its task, and the reward model if the method needs one.
+    """Teach the model the lessons of its task.
 
     Lessons are left out where `needs_lessons` is false.
     """
     if needs_lessons(run):
         run.context.policy = Policy(teach_policy(run))
-    if Need.PRM in run.config.credit.entry.needs and not run.context.prm:
-        run.context.prm = own_prm(run)
 
 
 def needs_lessons(run: Run) -> bool:
@@ -327,7 +307,7 @@ def teach_policy(run: Run) -> PreTrainedModel:
                 shutil.copytree(earlier, draft, dirs_exist_ok=True)
             else:
                 is_whole = give_warm_up(run)
-                lora.save_merged(context.policy.model, context.tokenizer, draft)
+                save_pretrained(context.policy.model, context.tokenizer, draft)
                 if is_whole:
                     files.write_json(draft / LESSONS, {"digest": digest})
         if not (start / LESSONS).exists():
@@ -380,27 +360,6 @@ def find_taught(out: Path, digest: str) -> Path | None:
         if files.read_settings(path).get("digest") == digest:
             return path.parent
     return None
-
-
-def own_prm(run: Run) -> RewardModel:
-    """The embedded task's process reward model, `prm/` in the run's folder.
-
-    It is taught unless it is there. Raises BadInput if a resumed run lacks it.
-    """
-    config = run.config
-    context = run.context
-    folder = run.folder / "prm"
-    if run.ranks.main and not config.checkpoints.resume and not folder.exists():
-        model, tokenizer = teacher.make_prm(
-            context.policy.model,
-            config.problems.toy_lines,
-            heldout_prompts(context.task),
-            seed=config.seed,
-        )
-        with files.whole_folder(folder) as draft:
-            lora.save_merged(model, tokenizer, draft)
-    fsdp.gather(None, run.ranks)  # until it is there
-    return models.load_reward_model(str(folder), run.ranks.device, torch.float32)
 
 
 def heldout_prompts(task: Task) -> set[str]:

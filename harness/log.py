@@ -23,7 +23,6 @@ from transformers import PreTrainedModel
 from transformers.utils import ModelOutput
 
 from credit.settings import Shear
-from credit.table import Need
 from harness import files
 from harness.config import TrainConfig, flat
 from harness.fsdp import together
@@ -102,7 +101,7 @@ def print_plan(config: TrainConfig, folder: Path, notes: Sequence[str]) -> None:
         f"{sampling.rollouts_per_prompt} rollouts of up to {sampling.max_tokens} tokens, "
         f"{config.machine.generate_batch} generated at a time; {updates} update(s) per step",
     ]
-    if config.credit.has_floor:
+    if config.credit.method == "shear":
         floor = shear.eps * math.log(shear.window)
         lines.append(
             f"spans of {shear.window} tokens, eps {shear.eps:g} {shear.eps_unit}: equal spans are "
@@ -120,7 +119,7 @@ def floor_note(metrics: dict, config: TrainConfig) -> str:
     """
     floor = metrics["eps_over_nbar"] * math.log(config.shear.window)
     note = f"nbar {metrics['nbar']:.3g}: the floor is {floor:.2f} of it"
-    if config.credit.rescale == "none" and floor > ALIKE * metrics["weight_mean"]:
+    if floor > ALIKE * metrics["weight_mean"]:
         note += "; nearly all tokens weigh alike: lower --eps, or --window"
     return note
 
@@ -176,7 +175,7 @@ def print_before(config: TrainConfig, folder: Path, before: dict) -> None:
     write_evaluation(folder, "before", before)
     shown = [f"{name} {percent(*before[name][:2])}%" for name in ("greedy", "sampled")]
     print(f"held-out accuracy before: {', '.join(shown)}", flush=True)
-    if Need.PAIRS in config.credit.entry.needs and not config.smoke:
+    if config.credit.method == "shear" and not config.smoke:
         print(wrap(span_note(before["length"], config.shear)), flush=True)
     if not config.smoke:  # which cuts responses off
         print_no_signal(before["sampled"][0], before)
@@ -260,7 +259,7 @@ def step_log(run: Run) -> Iterator[Callable[[dict, list[dict]], None]]:
         files.append_rows(folder / "samples.jsonl", samples)
         tqdm.write("\n".join(step_lines(metrics, config.optimisation.steps, len(logged))))
         logged.append(metrics["reward"])
-        if metrics["step"] == 1 and config.credit.has_floor:
+        if metrics["step"] == 1 and config.credit.method == "shear":
             tqdm.write(wrap(floor_note(metrics, config)))
         if metrics["step"] == 2 and len(set(logged)) == 1 and not config.smoke:
             print_no_signal(metrics["reward"], metrics)

@@ -43,7 +43,7 @@ def predict(model: PreTrainedModel, config: TrainConfig, world: int) -> dict[str
 
     If --generate-batch is not chosen yet, all rollouts of a rank are generated together.
     """
-    total, trained = parameters(model, config.credit.lora_rank)
+    total = trained = model.num_parameters()  # tied ones once
     size = 4 if config.machine.dtype == "float32" else 2  # bytes per number
     # With one rank in float32 `fsdp.shard` makes no copy: the trained model itself samples.
     has_copy = world > 1 or size == 2

@@ -3,7 +3,6 @@
     load_outline(name)             a causal LM without its weights, and its tokenizer: quick to load
     load_tokenizer(flag, name)     a tokenizer alone
     load_model(name, device, ...)  a causal LM with its weights
-    load_reward_model(name, ...)   a process reward model and its tokenizer
     stop_ids(model, tokenizer)     every token that ends a response
 
 A folder's own code is never run. A model is refused (BadInput) if weights are missing, not finite
@@ -30,7 +29,6 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from credit.reward_model import EXAMPLE, ProcessRewardModel, RewardModel, encode
 from grpo import token_ids
 from harness.files import config_of
 from tasks.errors import BadInput
@@ -264,22 +262,6 @@ def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Round all parameters in place; model.to(dtype) would also round the rotary frequencies."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)
-
-
-def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> RewardModel:
-    """A process reward model and its tokenizer; raises BadInput if they cannot score steps."""
-    tokenizer = load_tokenizer("--prm", name)
-    if not tokenizer.chat_template:
-        raise BadInput(
-            f"--prm {name}: its tokenizer has no chat template; give a model like {EXAMPLE}"
-        )
-    # raises if the template loses steps, or the separator is not one token
-    ids = encode(tokenizer, "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])
-    model = load_weights("--prm", name, ProcessRewardModel.from_pretrained, dtype, device)
-    assert isinstance(model, ProcessRewardModel)  # for mypy: its own `from_pretrained` made it
-    check_embedded("--prm", name, model, tokenizer, [ids])
-    check_finite("--prm", name, model)
-    return model.eval().requires_grad_(False), tokenizer
 
 
 def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

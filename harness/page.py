@@ -30,7 +30,6 @@ import math
 import re
 from pathlib import Path
 
-from credit.settings import Credit
 from harness.files import as_json, config_of, read_lines, write_whole
 from tasks.errors import BadInput
 from tasks.settings import TASKS
@@ -59,10 +58,9 @@ def floor_of(settings: dict) -> float | None:
 
     None where the settings do not tell it, as with an eps in the distances' unit.
     """
-    if settings.get("eps_unit") != "nbar" or settings.get("rescale") != "none":
+    if settings.get("eps_unit") != "nbar" or settings.get("method") != "shear":
         return None
-    credit = Credit(settings["method"], tuple(settings["method_option"]))
-    return settings["eps"] * math.log(settings["window"]) if credit.has_floor else None
+    return settings["eps"] * math.log(settings["window"])
 
 
 def read_groups(folder: Path) -> list[list[dict]]:

@@ -14,9 +14,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
-from credit.table import Need, options_of
+from credit.rules import find
 from harness.config import TrainConfig, flag, flat
 from tasks.errors import BadInput
+from tasks.plug import options_of
 from tasks.settings import TASKS
 
 
@@ -64,51 +65,6 @@ EFFECTS = (
     Effect("template", "--task words, own, math or code, or with --bench", writes_prompts),
     Effect("sandbox", "--task code, or with --bench", runs_programs),
     Effect("bench_data", "--bench", lambda config: bool(config.evaluation.bench)),
-    Effect(
-        "prm",
-        "a --method with a reward model",
-        lambda config: Need.PRM in config.credit.entry.needs,
-    ),
-    Effect("rescale", "a --method that has weights", lambda config: config.credit.entry.weighs),
-)
-
-
-class Provision(NamedTuple):
-    """Whether a run provides what a method needs, and what to do where it does not."""
-
-    need: Need
-    is_met: Callable[[TrainConfig], bool]
-    remedy: str
-
-
-def provides_prm(config: TrainConfig) -> bool:
-    """Whether there is a process reward model; the embedded task trains one."""
-    return bool(config.credit.prm) or config.task == "embedded"
-
-
-def knows_solutions(config: TrainConfig) -> bool:
-    """Whether the task makes its problems, with each step of their solutions."""
-    return TASKS[config.task].makes_problems
-
-
-PROVISIONS = (
-    Provision(Need.ADAPTER, lambda config: config.credit.lora_rank > 0, "give --lora-rank"),
-    Provision(Need.PRM, provides_prm, "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B"),
-    Provision(
-        Need.BOX,
-        lambda config: config.task != "code",
-        "programs have none; choose another method",
-    ),
-    Provision(
-        Need.FIRST_ERROR,
-        knows_solutions,
-        "only --task embedded and words know it; choose another method",
-    ),
-    Provision(
-        Need.REPHRASE,
-        knows_solutions,
-        "only --task embedded and words can; choose another method",
-    ),
 )
 
 
@@ -121,7 +77,8 @@ def check(config: TrainConfig) -> None:
         text = " ".join(map(str, value)) if isinstance(value, tuple) else value
         return BadInput(f"{flag(name)} {text}: {reason}")
 
-    check_method(config)
+    rule = find(config.credit.method)
+    options_of(rule.credit, config.credit.method_option, f"--method {config.credit.method}")
     for effect in EFFECTS:
         if effect.flag in config.given and not effect.is_met(config):
             raise refusal(effect.flag, f"has an effect only with {effect.need}; leave it out")
@@ -148,15 +105,3 @@ def check(config: TrainConfig) -> None:
         raise refusal("eval_every", "must be above 0 with --bench, and 0 without; give both")
     if config.track and not find_spec(config.track):
         raise refusal("track", "this package is not installed; leave it out")
-
-
-def check_method(config: TrainConfig) -> None:
-    """Raise BadInput for an option that the method does not have, or a need that is not met."""
-    credit = config.credit
-    try:
-        options_of(credit.method, credit.method_option)
-    except ValueError as error:
-        raise BadInput(f"--method-option {error}") from error
-    for need, is_met, remedy in PROVISIONS:
-        if need in credit.entry.needs and not is_met(config):
-            raise BadInput(f"--method {credit.method}: needs {need.value}; {remedy}")

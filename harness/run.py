@@ -14,7 +14,6 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit.batch import Context
-from credit.reward_model import RewardModel
 from grpo import PADDED, Layout, Policy, hf_generate
 from harness.config import TrainConfig
 from tasks.benchmarks import Loaded
@@ -37,6 +36,14 @@ class Ranks:
         return self.rank == 0
 
 
+def save_pretrained(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path
+) -> None:
+    """Save model and tokenizer as any tool loads them."""
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
 @dataclass
 class Run:
     """A run. Fields without a value are set when the run gets that far."""
@@ -50,6 +57,8 @@ class Run:
     # ---- what a module of `--use` may replace, before the model is sharded; and `context.hooks` --
     generate: Callable[..., Tensor] = hf_generate  # as `grpo.hf_generate`
     layout: Callable[[PreTrainedModel], Layout] = lambda model: PADDED  # of a model's micro-batches
+    adapt: Callable[[PreTrainedModel], None] = lambda model: None  # before it is sharded
+    save_model: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Path], None] = save_pretrained
     # ---- set later ---------------------------------------------------------------------------------
     folder: Path = field(init=False)
     # float32 weights, sharded over the ranks; the context's policy itself on one rank in float32
@@ -63,14 +72,12 @@ def make_context(
     policy: Policy,
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
-    prm: RewardModel | None = None,
 ) -> Context:
     """What credit methods see of a run with this configuration, before its first step."""
     return Context(
         policy=policy,
         tokenizer=tokenizer,
         task=task,
-        prm=prm,
         shear=config.shear,
         seed=config.seed,
         steps=config.optimisation.steps,

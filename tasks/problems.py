@@ -278,17 +278,15 @@ def split(
     heldout: int,
     seed: int,
     max_prompt_tokens: float,
-    with_answer: bool,
 ) -> tuple[Task, list[str]]:
     """The task with `heldout` problems for evaluation and the others to train on, and notes.
 
     The seed draws which problems are held out. A problem is dropped if its prompt exceeds
-    `max_prompt_tokens`, together with the answer if `with_answer`; the notes say how many were.
+    `max_prompt_tokens`; the notes say how many were.
     Raises BadInput if no problem is left to train on.
     """
     problems = task.train
-    longest = [task.informed(problem) for problem in problems] if with_answer else problems
-    prompts = [task.prompt(problem) for problem in longest]
+    prompts = [task.prompt(problem) for problem in problems]
     encoded = tokenizer(prompts, add_special_tokens=False)["input_ids"]
     fitting = []
     some = slice(None, None, 1 + len(prompts) // CHECKED)

@@ -23,8 +23,8 @@ from torch import Tensor
 from transformers import DynamicCache, GenerationConfig, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from lab.fast.packing import SHORT, attends_fully
 from grpo import hf_generate
+from lab.fast.packing import SHORT, attends_fully
 
 # Rows leave when at least one in so many has ended, not sooner: each time the cache is copied.
 LEAVING = 8

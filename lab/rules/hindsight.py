@@ -18,18 +18,40 @@ over the 100 likeliest tokens, ratios cut at 2.) SDPO's teacher, a moving averag
 left out too, as is HSD's, which stays near its start.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context
 from credit.measures import group_moments, standardise
+from credit.rules import rule
 from grpo import pad_left
+from tasks.errors import BadInput
+
+if TYPE_CHECKING:
+    from harness.run import Run
 
 
-def rlsd(batch: Batch, context: Context, *, mix: float, steps: int, bound: float) -> Tensor:
+def fits(run: "Run", **options: object) -> None:
+    """Raise BadInput where a prompt with an answer or another response exceeds the context."""
+    context = run.context
+    responses = 2 * run.config.sampling.max_tokens
+    longest = max(context.task.train, key=lambda problem: len(problem["problem"]))
+    prompt = context.tokenizer(context.task.prompt(context.task.informed(longest)))["input_ids"]
+    most = getattr(context.policy.model.config, "max_position_embeddings", math.inf)
+    if len(prompt) + responses > most:
+        raise BadInput(
+            f"--method {run.config.credit.method}: a prompt of {len(prompt)} tokens and two "
+            f"responses exceed the model's context of {most}; lower --max-tokens"
+        )
+
+
+@rule("rlsd", "how much likelier the token becomes when the answer is known", prepare=fits)
+def rlsd(batch: Batch, context: Context, *, mix: float = 0.5, steps: int = 50, bound: float = 0.2) -> Tensor:
     """A_t = A ((1 - lam) + lam clip(w_t, 1 - bound, 1 + bound)): RLSD (arXiv 2604.03128).
 
     w_t = exp(sign(A) (log pi'(y_t) - log pi(y_t))), Eqs. (13) to (15). pi' is the policy that also
@@ -41,7 +63,11 @@ def rlsd(batch: Batch, context: Context, *, mix: float, steps: int, bound: float
     return lean_on(answer_log_ratio, batch, context, mix, steps, bound)
 
 
-def serl(batch: Batch, context: Context, *, mix: float, steps: int, bound: float) -> Tensor:
+@rule(
+    "serl",
+    "how much likelier the token becomes after another right rollout is shown", prepare=fits,
+)
+def serl(batch: Batch, context: Context, *, mix: float = 0.5, steps: int = 50, bound: float = 0.2) -> Tensor:
     """A_t as in `rlsd`, with a teacher pi' that sees the first other right rollout of the group.
 
     SERL (arXiv 2605.19447; the authors' core_algos.py) has a teacher that sees feedback on the
@@ -70,7 +96,11 @@ def lean_on(
     return batch.A * (1 - share + share * ratio.clamp(1 - bound, 1 + bound))
 
 
-def sdpo(batch: Batch, context: Context, *, mix: float) -> Tensor:
+@rule(
+    "sdpo",
+    "the log-ratio after another right rollout is shown", weighs=False, drops_uncredited=True, prepare=fits,
+)
+def sdpo(batch: Batch, context: Context, *, mix: float = 0.0) -> Tensor:
     """A_t = mix A + (1 - mix) (log pi'(y_t) - log pi(y_t)): SDPO (arXiv 2601.20802).
 
     Eq. (3) and App. B.1. pi' also sees the first other right rollout of the group. Without one the
@@ -82,7 +112,11 @@ def sdpo(batch: Batch, context: Context, *, mix: float) -> Tensor:
     return mix * batch.A + (1 - mix) * peer_log_ratio(batch, context)
 
 
-def iw_opd(batch: Batch, context: Context, *, gamma: float) -> Tensor:
+@rule(
+    "iw-opd",
+    "sdpo's log-ratio, enlarged where the rollout has little of it before the token", weighs=False, drops_uncredited=True, prepare=fits,
+)
+def iw_opd(batch: Batch, context: Context, *, gamma: float = 0.5) -> Tensor:
     """A_t = a_t (1 + gamma (1 - sum_{k<t} |a_k| / sum_k |a_k|)), a_t = log pi'(y_t) - log pi(y_t).
 
     IW-OPD (arXiv 2606.22600, as in TRL's trainer), whose teacher is another model. Deviates: here
@@ -94,7 +128,11 @@ def iw_opd(batch: Batch, context: Context, *, gamma: float) -> Tensor:
     return log_ratio * (1 + gamma * (1 - before / size.sum(1, keepdim=True).clamp_min(1e-8)))
 
 
-def dasd(batch: Batch, context: Context, *, beta: float) -> Tensor:
+@rule(
+    "dasd",
+    "A plus a little of sdpo's log-ratio where entropy is low, minus a little elsewhere", weighs=False, prepare=fits,
+)
+def dasd(batch: Batch, context: Context, *, beta: float = 0.1) -> Tensor:
     """A_t = A + beta omega_t d_t, by a right peer's log-ratio d_t: DASD (arXiv 2605.22263).
 
     omega_t = tanh((tau - H_t) / sigma) sigmoid(|d_t| - 1), d_t = log pi'(y_t) - log pi(y_t). tau is
@@ -113,6 +151,10 @@ def dasd(batch: Batch, context: Context, *, beta: float) -> Tensor:
     return batch.A + beta * omega * log_ratio
 
 
+@rule(
+    "hsd",
+    "the ratio to a policy that sees the answer and another right rollout, minus 1", weighs=False, prepare=fits,
+)
 def hsd(batch: Batch, context: Context) -> Tensor:
     """A_t = pi'(y_t) / pi(y_t) - 1: HSD (arXiv 2606.15576).
 
@@ -132,7 +174,17 @@ def hsd(batch: Batch, context: Context) -> Tensor:
     return informed_log_ratio(batch, problems, context).expm1()
 
 
-def scapo(batch: Batch, context: Context, *, strength: float, phrasings: int) -> Tensor:
+def needs_rephrasing(run: "Run", **options: object) -> None:
+    """Raise BadInput if the run's task cannot ask in other words."""
+    if not run.context.task.rephrase:
+        raise BadInput("--method scapo: --task cannot ask in other words")
+
+
+@rule(
+    "scapo",
+    "less credit for tokens that depend on the problem's wording", weighs=False, prepare=needs_rephrasing,
+)
+def scapo(batch: Batch, context: Context, *, strength: float = 0.01, phrasings: int = 4) -> Tensor:
     """A_t = A + strength min(u_t, 0), u_t low where rephrasing changes y_t: SCAPO (2609.40360).
 
     u_t = z(mean over k of z(-d_t)), d_t = 2 |p - p_k| / (p + p_k). p and p_k are pi(y_t) after the

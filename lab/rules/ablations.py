@@ -17,10 +17,23 @@ nbar, as it says that the variants share the normalisation; "cosine" and "mmd" h
 there nbar only scales.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
-from shear import Closest, ClosestHook, Side, Spans, closest_of, every_pair, token_distances
+from credit.batch import Batch, Context
+from credit.rules import rule, shear, weigh
+from shear import (
+    Closest,
+    Side,
+    Spans,
+    closest_of,
+    every_pair,
+    shear_advantages,
+    token_distances,
+)
 from sinkhorn import sinkhorn
 
 DUST = 1e-6  # share of the group's mean weight; a rollout's mean below it is a rounded 0
@@ -46,7 +59,9 @@ def closest_by_cost(
     return closest._replace(iterations=torch.cat(iterations), error=torch.cat(errors))
 
 
-def closest_by_chamfer(costs: Tensor, right: Side, wrong: Side, eps: float) -> Closest:
+def closest_by_chamfer(
+    costs: Tensor, right: Side, wrong: Side, eps: float, **solver: float
+) -> Closest:
     """(mean_x min_y ||x - y|| + mean_y min_x ||x - y||) / 2."""
 
     def measure(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
@@ -58,7 +73,9 @@ def closest_by_chamfer(costs: Tensor, right: Side, wrong: Side, eps: float) -> C
     return closest_of(every_pair(costs, right.spans, wrong.spans, measure))
 
 
-def closest_by_cosine(costs: Tensor, right: Side, wrong: Side, eps: float) -> Closest:
+def closest_by_cosine(
+    costs: Tensor, right: Side, wrong: Side, eps: float, **solver: float
+) -> Closest:
     """1 - cos(mean_P, mean_Q), from the states of both sides."""
     means = []
     for side in (right, wrong):
@@ -68,7 +85,9 @@ def closest_by_cosine(costs: Tensor, right: Side, wrong: Side, eps: float) -> Cl
     return closest_of((1 - means[0] @ means[1].T).clamp_min(0.0))
 
 
-def closest_by_mmd(costs: Tensor, right: Side, wrong: Side, eps: float) -> Closest:
+def closest_by_mmd(
+    costs: Tensor, right: Side, wrong: Side, eps: float, **solver: float
+) -> Closest:
     """The square root of the biased MMD^2, with the kernel exp(-d^2 / (2 m^2)).
 
     m is the group's median distance, as the module's docstring says.
@@ -86,13 +105,6 @@ def closest_by_mmd(costs: Tensor, right: Side, wrong: Side, eps: float) -> Close
     cross = every_pair(costs, right.spans, wrong.spans, kernel)
     own = own_kernels(right)[:, None] + own_kernels(wrong)
     return closest_of((own - 2 * cross).clamp_min(0.0).sqrt())
-
-
-CLOSEST: dict[str, ClosestHook] = {
-    "chamfer": closest_by_chamfer,
-    "cosine": closest_by_cosine,
-    "mmd": closest_by_mmd,
-}
 
 
 # ---- another pooling and another normalisation ---------------------------------------------------
@@ -114,3 +126,30 @@ def even_out(omega: Tensor, mask: Tensor) -> Tensor:
     group_mean = omega.sum() / mask.sum().clamp_min(1)
     real = rollout_mean > DUST * group_mean  # (G, 1)
     return torch.where(real, omega / rollout_mean * group_mean, 0.0)
+
+
+# ---- the rules -----------------------------------------------------------------------------------
+
+
+def ablation(name: str, about: str, **hooks: Callable) -> None:
+    """Enter SHEAR with other hooks as the rule `shear-NAME`."""
+
+    @rule(f"shear-{name}", f"shear, but {about}", needs_states=True)
+    def credit(batch: Batch, context: Context) -> Tensor:
+        return shear(batch, replace(context, hooks=context.hooks | hooks))
+
+
+ablation("cost", "of Eq. (10) only the transport cost", closest=closest_by_cost)
+ablation("chamfer", "by the Chamfer distance of two spans", closest=closest_by_chamfer)
+ablation("cosine", "by 1 - cos of two spans' mean states", closest=closest_by_cosine)
+ablation("mmd", "by the MMD of two spans", closest=closest_by_mmd)
+ablation("mean", "with the mean over the spans that cover a token", pool=mean_weights)
+
+
+@rule("shear-rollout", "shear, but with equal mean weights of all rollouts", needs_states=True)
+def shear_rollout(batch: Batch, context: Context) -> Tensor:
+    """A_t = A omega_t, every rollout's weights scaled to the group's mean weight."""
+    omega = []
+    for _, hidden, mask, correct in batch.groups():
+        omega.append(even_out(weigh(context, hidden, mask, correct).omega, mask))
+    return shear_advantages(batch.advantages, torch.cat(omega))

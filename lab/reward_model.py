@@ -1,6 +1,6 @@
 r"""A process reward model: how good is each step of a response?
 
-    harness.models.load_reward_model(name, device, dtype)  -> model and tokenizer
+    load_reward_model(name, device, dtype)  -> model and tokenizer
     score_steps(prm, questions, rollouts, tokenizer, ...)  -> per rollout: good (K,), step (T_i,)
 
 The model is that of "The Lessons of Developing Process Reward Models in Mathematical Reasoning"
@@ -40,6 +40,10 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2Model, Qwen2
 
 from credit.tokens import char_starts
 from grpo import Rollouts, cat_padded, pack
+from harness import files, fsdp
+from harness.load import heldout_prompts
+from harness.models import check_embedded, check_finite, load_tokenizer, load_weights
+from harness.run import Run, save_pretrained
 from tasks.errors import BadInput
 from tasks.problems import INSTRUCTIONS
 
@@ -153,3 +157,47 @@ def encode(tokenizer: PreTrainedTokenizerBase, question: str, steps: list[str]) 
 def _blank(text: str) -> str:
     """The text with spaces for every separator that it spells, each character in its place."""
     return text.replace(SEPARATOR, " " * len(SEPARATOR))
+
+
+def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> RewardModel:
+    """A process reward model and its tokenizer; raises BadInput if they cannot score steps."""
+    tokenizer = load_tokenizer("--prm", name)
+    if not tokenizer.chat_template:
+        raise BadInput(
+            f"--prm {name}: its tokenizer has no chat template; give a model like {EXAMPLE}"
+        )
+    # raises if the template loses steps, or the separator is not one token
+    ids = encode(tokenizer, "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])
+    model = load_weights("--prm", name, ProcessRewardModel.from_pretrained, dtype, device)
+    assert isinstance(model, ProcessRewardModel)  # for mypy: its own `from_pretrained` made it
+    check_embedded("--prm", name, model, tokenizer, [ids])
+    check_finite("--prm", name, model)
+    return model.eval().requires_grad_(False), tokenizer
+
+
+def load_for(run: Run, name: str) -> RewardModel:
+    """The process reward model of a name; without one, the embedded task's, `prm/` in the run.
+
+    That is taught unless it is there. Raises BadInput where there is none.
+    """
+    config = run.config
+    context = run.context
+    device = run.ranks.device
+    if name:
+        return load_reward_model(name, device, getattr(torch, config.machine.dtype))
+    if config.task != "embedded":
+        raise BadInput(f"--method {config.credit.method}: give --method-option model=PATH")
+    folder = run.folder / "prm"
+    if run.ranks.main and not config.checkpoints.resume and not folder.exists():
+        from lab import teacher  # which imports this file
+
+        model, tokenizer = teacher.make_prm(
+            context.policy.model,
+            config.problems.toy_lines,
+            heldout_prompts(context.task),
+            seed=config.seed,
+        )
+        with files.whole_folder(folder) as draft:
+            save_pretrained(model, tokenizer, draft)
+    fsdp.gather(None, run.ranks)  # until it is there
+    return load_reward_model(str(folder), device, torch.float32)

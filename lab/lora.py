@@ -6,7 +6,7 @@
     save_merged(model, ..., folder)  a plain Hugging Face folder, the adapter added to the weights
 
 Experts get adapters, too, where peft knows the model's layout. After `add` nothing else is trained.
-`--lora-rank` works with every method. ARCA needs it, as it compares the model with and without its
+`--use lab.lora` works with every method. ARCA needs it, as it compares the model with and without its
 adapter. An adapter starts as nothing (B = 0), and is scaled by 1. A model saved in bfloat16 differs
 from the sampler by the rounding of W + B A. Left out: dropout, other targets, adapters saved by
 themselves.
@@ -14,13 +14,24 @@ themselves.
 
 import warnings
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from tasks.errors import BadInput, cause
+
+if TYPE_CHECKING:
+    from harness.run import Run
+
+
+def use(run: "Run", *, rank: int = 16) -> None:
+    """Train an adapter of this rank instead of all weights: `--use lab.lora:rank=16`."""
+    run.adapt = partial(add, rank=rank, seed=run.config.seed)
+    run.save_model = save_merged
 
 
 def add(model: PreTrainedModel, rank: int, seed: int) -> None:
@@ -37,7 +48,7 @@ def add(model: PreTrainedModel, rank: int, seed: int) -> None:
         try:
             adapted = get_peft_model(model, config, autocast_adapter_dtype=False)
         except ValueError as error:  # PEFT refuses some layers of Mamba
-            raise BadInput(f"--lora-rank {rank}: {cause(error)}; leave it out") from error
+            raise BadInput(f"--use lab.lora: {cause(error)}; leave it out") from error
     vars(model)["peft"] = adapted  # not as a submodule, which would contain itself
 
 

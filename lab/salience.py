@@ -25,10 +25,11 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from credit import lora
 from credit.batch import Context
 from credit.tokens import char_starts
 from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, pack, pad_id, to_padded
+from harness.fsdp import layers_of
+from lab import lora
 from rewards import box_place
 
 ANSWER_TOKENS = 32  # probed per answer, at most: their distributions are in memory all at once

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context
+from credit.rules import rule
 from lab.fast.distances import token_distances
 from shear import mean_norm
 
@@ -21,7 +22,11 @@ PRIOR = 1.0  # n0: the mean of the others' rewards counts as this many rollouts
 DELTA = 1e-6  # of Eq. (1), as in `grpo.group_advantages`
 
 
-def kgae(batch: Batch, context: Context, *, decay: float, width: float) -> Tensor:
+@rule(
+    "kgae",
+    "changes of a value that nearby rollouts of the group estimate", needs_states=True, weighs=False,
+)
+def kgae(batch: Batch, context: Context, *, decay: float = 0.95, width: float = 0.05) -> Tensor:
     """A_t = sum_k decay^k (V_{t+k} - V_{t+k-1}) / std: generalized advantage estimation; ours.
 
     The estimate is that of Schulman et al. 2016. V_t = (n0 base + sum_j K_j r_j) / (n0 + sum_j K_j)
@@ -97,7 +102,11 @@ def aligned_distances(x: Tensor, y: Tensor, window: int) -> Tensor:
     return sums / torch.minimum(rows, columns).clamp_max(window)
 
 
-def bipace(batch: Batch, context: Context, *, radius: float) -> Tensor:
+@rule(
+    "bipace",
+    "the reward after this token minus that of all tokens in similar states", needs_states=True, weighs=False,
+)
+def bipace(batch: Batch, context: Context, *, radius: float = 0.1) -> Tensor:
     """A_t = Q - V, mean rewards of the group's tokens that were chosen in similar states: BiPACE.
 
     V is the mean over all tokens of a cluster of states, Q over those of them that are the same

@@ -14,7 +14,7 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AddedToken, PreTrainedModel, Qwen2Config
 
-from credit.reward_model import SEPARATOR, ProcessRewardModel, RewardModel, encode
+from lab.reward_model import SEPARATOR, ProcessRewardModel, RewardModel, encode
 from tasks.lessons import pad_right, teach
 from tasks.toy import IDS, LINE, SYMBOL, apply, demonstrations, first_error, make_tokenizer
 

@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context
-from credit.salience import logit_gradients
-from credit.shear_settings import shear_options
-from shear import shear_weights
+from credit.rules import rule, weigh
+from lab.salience import logit_gradients
 
 
+@rule(
+    "opo",
+    "the reward minus the group's mean reward, weighted by squared gradient norms", weighs=False,
+)
 def opo(batch: Batch, context: Context) -> Tensor:
     """A_t = r - b with b = sum_i W_i r_i / sum_i W_i over the group: OPO (arXiv 2505.23585).
 
@@ -32,6 +35,10 @@ def opo(batch: Batch, context: Context) -> Tensor:
     return above_baseline(batch, totals)
 
 
+@rule(
+    "otb",
+    "the same with a baseline for each token, weighted by the norms up to it", weighs=False,
+)
 def otb(batch: Batch, context: Context) -> Tensor:
     """A_t = r - b_t, weighted by the norms of the tokens up to t: OTB (arXiv 2602.07078).
 
@@ -41,11 +48,13 @@ def otb(batch: Batch, context: Context) -> Tensor:
     return above_baseline(batch, logit_gradients(batch.rollouts, context).cumsum(1))
 
 
+@rule("opo-shear", "opo times shear's weights", needs_states=True, weighs=False)
 def opo_shear(batch: Batch, context: Context) -> Tensor:
     """A_t = omega_t (r - b) with the baseline of `opo`; ours."""
     return shear_omega(batch, context) * opo(batch, context)
 
 
+@rule("otb-shear", "otb times shear's weights", needs_states=True, weighs=False)
 def otb_shear(batch: Batch, context: Context) -> Tensor:
     """A_t = omega_t (r - b_t) with the baselines of `otb`; ours."""
     return shear_omega(batch, context) * otb(batch, context)
@@ -65,8 +74,7 @@ def above_baseline(batch: Batch, norms: Tensor) -> Tensor:
 
 def shear_omega(batch: Batch, context: Context) -> Tensor:
     """SHEAR's weights with the run's settings, (B, T)."""
-    options = shear_options(context)
     omega = []
     for _, hidden, mask, correct in batch.groups():
-        omega.append(shear_weights(hidden, mask, correct, **options).omega)  # (G, T)
+        omega.append(weigh(context, hidden, mask, correct).omega)  # (G, T)
     return torch.cat(omega)

@@ -1,0 +1,153 @@
+"""Controls: what an honest comparison of credit rules needs beside them."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from credit.batch import Batch, Context, effective_weights
+from credit.measures import group_moments, positions
+from credit.rules import find, rule, shear, weigh
+from shear import mean_norm
+from tasks.errors import BadInput
+
+if TYPE_CHECKING:
+    from harness.run import Run
+
+
+def needs_first_errors(run: "Run", **options: object) -> None:
+    """Raise BadInput if the run's task does not know first errors."""
+    if not run.context.task.first_error:
+        raise BadInput(f"--method {run.config.credit.method}: --task does not know first errors")
+
+
+@rule("oracle", "control: credit only for the true first wrong step", prepare=needs_first_errors)
+def oracle(batch: Batch, context: Context, *, mass: int = 0) -> Tensor:
+    """A_t = A in right rollouts; in wrong ones only on the true first wrong step, 0 elsewhere.
+
+    A wrong rollout whose first wrong step is not known keeps A. This is the credit of a perfect
+    locator of errors. With `mass` 1 the n tokens of the step have A T / n, so that the rollout's
+    sum stays A T: EGCA (arXiv 2603.16158), whose locator is a language model that compares a
+    program's trace with a solution's. Deviates: its A is r - mean r.
+    """
+    position = positions(batch.mask)  # (B, T)
+    places = batch.true_errors(context.task, context.tokenizer)
+    start, end, _ = places.split(1, dim=1)  # (B, 1) each
+    kept = (((position >= start) & (position < end)) | (start < 0)) & batch.mask  # (B, T)
+    gain = batch.lengths / kept.sum(1, keepdim=True).clamp_min(1)  # (B, 1)
+    return batch.A * kept * gain**mass
+
+
+@rule(
+    "cliff",
+    "control: 0 before the true first error, A from it on; centred", weighs=False, prepare=needs_first_errors,
+)
+def cliff(batch: Batch, context: Context, *, prefix: float = 0.0) -> Tensor:
+    """A_t = A_cor - b, but A_inc - b from a wrong rollout's true first error on: Cliff.
+
+    Before its first error a wrong rollout has `prefix` A_cor - b (arXiv 2609.02817, whose teacher
+    names the error that the task knows here). A_cor = (1 - mu) / sigma and A_inc = -mu / sigma, mu
+    the group's share of right rollouts and sigma = sqrt(mu (1 - mu)); b makes the mean over the
+    group's tokens 0. Inferred: a wrong rollout without a known error keeps A, and b is taken off
+    all other tokens.
+    """
+    mask = batch.mask
+    right = batch.correct[:, None]  # (B, 1)
+    mu, _ = group_moments(right, ~batch.rewards[:, None].isnan(), batch.group_size)
+    sigma = (mu * (1 - mu)).sqrt()
+    start = batch.true_errors(context.task, context.tokenizer)[:, :1]  # (B, 1)
+    before = positions(mask) < start  # (B, T)
+    good = torch.where(right, 1.0, prefix) * (1 - mu)  # (B, 1)
+    credit = torch.where(right | before, good, -mu) / sigma  # (B, T)
+    moved = right | (start >= 0)  # (B, 1)
+    credit = torch.where(moved, credit, batch.A)
+    mean, _ = group_moments(credit, mask, batch.group_size)
+    share, _ = group_moments(moved.expand_as(mask), mask, batch.group_size)  # of moved tokens
+    return torch.where(batch.A != 0, credit - moved * mean / share, 0.0)  # b = mean / share
+
+
+@rule("own-side", "control: distance to the closest span of the same side", needs_states=True)
+def own_side(batch: Batch, context: Context) -> Tensor:
+    """A_t = A omega_t as in `shear`, but from the closest span of the same outcome: a control.
+
+    The control is ours. The closest span is one of another rollout. If SHEAR's weights measure more
+    than novelty, these should locate errors less well. nbar and eps are those of the whole group;
+    omega is 1 in a rollout that is the only one of its side. HarA (arXiv 2610.04344), of which only
+    the abstract is public, also compares rollouts of the same outcome, by the distance to their
+    barycentre.
+    """
+    omega = batch.mask.float()  # (B, T)
+    for group, hidden, mask, correct in batch.groups():
+        if not batch.advantages[group].any():  # no opposing side: A is 0
+            continue
+        nbar = mean_norm(hidden[mask])
+        eps = context.shear.eps_over(nbar) * nbar
+        raw = replace(context, shear=replace(context.shear, eps=eps, eps_unit="raw"))
+        for row in range(len(mask)):
+            same = mask & (correct == correct[row])[:, None]  # (G, T)
+            alone = torch.arange(len(mask), device=mask.device) == row  # (G,)
+            weighed = weigh(raw, hidden, same, alone)
+            if weighed.closest:
+                omega[group][row] = weighed.omega[row] * weighed.nbar / nbar
+    return batch.A * omega
+
+
+@rule("position", "control: later tokens get more")
+def position_credit(batch: Batch, context: Context) -> Tensor:
+    """A_t = A t / T: later tokens get more, whatever they say."""
+    return batch.A * batch.mask.cumsum(1) / batch.lengths.clamp_min(1)
+
+
+@rule("random", "control: weights drawn at random, equal within a window")
+def random_credit(batch: Batch, context: Context) -> Tensor:
+    """A_t = A u, u uniform in [0, 2] and the same for `--window` tokens in a row."""
+    omega = batch.mask.float()  # (B, T)
+    for row, length in enumerate(batch.mask.sum(1).tolist()):
+        draws = 2 * torch.rand(-(-length // context.shear.window))
+        omega[row, :length] = draws.repeat_interleave(context.shear.window)[:length].to(omega)
+    return batch.A * omega
+
+
+@rule("shuffle", "control: SHEAR's weights in random places", needs_states=True)
+def shuffle(batch: Batch, context: Context) -> Tensor:
+    """A_t = A omega_p(t), omega as in `shear`, p a random permutation of the rollout's tokens.
+
+    A control with the values of SHEAR's weights, but not their places.
+    """
+    token_advantages = shear(batch, context)
+    for row, length in enumerate(batch.mask.sum(1).tolist()):
+        token_advantages[row, :length] = token_advantages[row, torch.randperm(length)]
+    return token_advantages
+
+
+@rule("scaled", "control: another rule, scaled (negative, mean1)", needs_states=True)
+def scaled(
+    batch: Batch, context: Context, *, of: str = "grpo", negative: float = 1.0, mean1: bool = False
+) -> Tensor:
+    """`negative` times the credit of wrong rollouts; with `mean1` by the group's mean weight 1."""
+    credit = find(of).credit(batch, context)  # (B, T)
+    credit = torch.where(batch.mask, credit, 0.0) * torch.where(batch.correct[:, None], 1.0, negative)
+    if mean1:
+        counts = batch.mask & (batch.A != 0)  # (B, T)
+        weights = effective_weights(credit, batch.advantages, batch.mask)  # (B, T)
+        mean, _ = group_moments(weights, counts, batch.group_size)  # (B, 1)
+        credit = torch.where(mean > 0, credit / mean, credit)
+    return credit
+
+
+@rule("mix", "a share of one rule's credit, the rest of another's", needs_states=True)
+def mix(
+    batch: Batch,
+    context: Context,
+    *,
+    first: str = "grpo",
+    second: str = "shear",
+    share: float = 0.5,
+    until: int = 0,
+) -> Tensor:
+    """lam A1_t + (1 - lam) A2_t; lam rises from `share` to 1 over the first `until` steps."""
+    if until:
+        share += (1 - share) * min(1.0, context.step / until)
+    one, other = (find(name).credit(batch, context) for name in (first, second))
+    return share * one + (1 - share) * other
