@@ -339,7 +339,7 @@ def merge_lists(words: Sequence[str], names: set[str]) -> list[str]:
 
 def parse_study(kind: type[Config], argv: Sequence[str] | None = None) -> tuple[Config, list[str]]:
     """A study's own flags, and the other words of the command line: flags of train.py."""
-    prog = f"python -m studies.{kind.__name__.lower()}"
+    prog = f"python -m lab.studies.{kind.__name__.lower()}"
     return read_flags(kind, argv, prog=prog, return_unknown_args=True)
 
 

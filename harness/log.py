@@ -317,7 +317,7 @@ def print_after(
     place = shlex.quote(str(folder))
     print(f"\npage of one group per step: {write_page(folder)}")
     print(f"and in {place}/: curve.png, model/\nnext: python eval.py --model {place}")
-    print("      the same command with another --method, then python -m studies.compare RUN RUN")
+    print("      the same command with another --method, then python -m lab.studies.compare RUN RUN")
     if config.smoke:
         print("smoke test passed: sample, grade, credit, update, checkpoint")
 

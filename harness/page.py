@@ -1,7 +1,7 @@
 """Where credit went: one HTML page of groups of rollouts, every token shaded by its weight.
 
-    write_page(folder)       the page of a run, or of `studies.diagnose`
-    python -m studies.page   the command that calls it
+    write_page(folder)       the page of a run, or of `lab.studies.diagnose`
+    python -m lab.studies.page   the command that calls it
 
 The text above the rollouts explains spans, distances and weights. The page opens on a wrong rollout
 whose error lies about the middle, beside the right rollout that is closest there. Blue tokens are

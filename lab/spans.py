@@ -1,12 +1,15 @@
 """Which spans a rollout has, and the opposing span that is closest to each.
 
     closest_by_rollout(weighed, mask, correct, settings)   of a group that SHEAR has weighed
+    closest_in(batch, context)                             of a batch's first mixed group
 """
 
 from typing import NamedTuple
 
 from torch import Tensor
 
+from credit.batch import Batch, Context
+from credit.rules import weigh
 from credit.settings import Shear
 from shear import Weighed, span_bounds
 
@@ -57,3 +60,12 @@ def spans_in(mask: Tensor, settings: Shear) -> list[tuple[int, int, int]]:
         for start, end in span_bounds(length, settings.window, settings.stride):
             spans.append((row, start, end))
     return spans
+
+
+def closest_in(batch: Batch, context: Context) -> list[list[ClosestSpan]]:
+    """The closest spans of the first group with both sides, by the run's settings; [] without."""
+    for _, hidden, mask, correct in batch.groups():
+        weighed = weigh(context, hidden, mask, correct)
+        if weighed.closest:
+            return closest_by_rollout(weighed, mask, correct, context.shear)
+    return []

@@ -1,4 +1,4 @@
-"""studies/advantages.py: a planted truth is found, and rows are measured alike.
+"""lab/studies/advantages.py: a planted truth is found, and rows are measured alike.
 
 Lines end where they should.
 """
@@ -15,7 +15,7 @@ from builders.runs import ALONE, config_from
 
 from credit.settings import Credit
 from harness.load import load_run
-from studies.advantages import agreement, changes_of, line_ends, line_stats, measure, value_of
+from lab.studies.advantages import agreement, changes_of, line_ends, line_stats, measure, value_of
 
 RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\n\\boxed{0}"
 

@@ -1,4 +1,4 @@
-"""studies/bench.py: everyone solves the same problem, and the command prints what it measured."""
+"""lab/studies/bench.py: everyone solves the same problem, and the command prints what it measured."""
 
 import re
 from functools import partial
@@ -9,8 +9,8 @@ from builders.commands import run_well
 
 from credit.settings import Shear
 from shear import two_sides
-from studies import bench
-from studies.bench import synthetic
+from lab.studies import bench
+from lab.studies.bench import synthetic
 from tasks.errors import BadInput
 
 CPU = torch.device("cpu")

@@ -1,4 +1,4 @@
-"""studies/compare.py: stages in a row, a table of what they left, and what is refused."""
+"""lab/studies/compare.py: stages in a row, a table of what they left, and what is refused."""
 
 import importlib
 import math
@@ -23,8 +23,8 @@ from scipy import stats
 import train
 from harness import files, tables
 from harness.command import resolve
-from studies import compare, figures
-from studies.compare import Cell, Trial
+from lab.studies import compare, figures
+from lab.studies.compare import Cell, Trial
 
 RECORDS = DOCS / "records"
 SMALL = (
@@ -173,7 +173,7 @@ def test_trials_of_other_code_or_flags_are_not_added_to(tmp_path, assert_refused
 
 def test_the_digest_is_of_all_code(tmp_path):
     """Code in a folder of a folder counts, and so do the arm's flags; tests and pages do not."""
-    for name in ("train.py", "grading/inside/jail.py", "tests/test_x.py", "studies/compare.py"):
+    for name in ("train.py", "grading/inside/jail.py", "tests/test_x.py", "lab/studies/compare.py"):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
@@ -292,6 +292,6 @@ def test_bad_input_is_one_sentence_before_anything_is_made(
 ):
     """A study refuses the flags of study_refusals.csv with their words, and writes no file."""
     monkeypatch.chdir(tmp_path)
-    command = importlib.import_module(f"studies.{case['study']}")
+    command = importlib.import_module(f"lab.studies.{case['study']}")
     assert "|" not in assert_refused(command.main, case["flags"].split(), case["words"])
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]

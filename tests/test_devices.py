@@ -52,7 +52,7 @@ def run():
     config, task, _ = make_task(config, tokenizer, 512)
     loaded = run_of(config, SmokeTask(**vars(task)), model, tokenizer, prm, Ranks(0, 1, CUDA))
     # the adapter is there already, on the simulated GPU
-    with mock.patch("fast.generate.hf_generate", written), mock.patch.object(lora, "add"):
+    with mock.patch("lab.fast.generate.hf_generate", written), mock.patch.object(lora, "add"):
         yield sharded(loaded)
 
 
@@ -129,7 +129,7 @@ class Forgetful:
 
 LEFT_ON_THE_CPU = [  # where, by which functions, and the method whose step meets it
     ("grpo", "zeros tensor", "grpo"), ("credit.batch", "tensor", "grpo"),
-    ("shear", "tensor arange", "shear"), ("fast.race", "arange", "shear"),
+    ("shear", "tensor arange", "shear"), ("lab.fast.race", "arange", "shear"),
     ("sinkhorn", "arange", "shear reading=cost"), ("credit.ablations", "empty", "shear reading=cost"),
     ("credit.batch", "full", "oracle"), ("credit.measures", "arange", "oracle"), ("credit.values", "arange", "kgae"),
     ("credit.salience", "zeros", "oar-p"), ("credit.salience", "zeros arange", "attention"),

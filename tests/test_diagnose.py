@@ -1,4 +1,4 @@
-"""studies/diagnose.py, its prefixes, truth and figures: planted effects are found."""
+"""lab/studies/diagnose.py, its prefixes, truth and figures: planted effects are found."""
 
 import functools
 import json
@@ -28,9 +28,9 @@ from grpo import Policy, Rollouts, rollout, score
 from harness import files, models
 from harness.config import PAPER_RECIPE, with_values
 from rewards import Verdict
-from studies import diagnose, figures, page, prefixes
-from studies.advantages import jackknife_half, measure_place
-from studies.prefixes import SPANS, Prefixes
+from lab.studies import diagnose, figures, page, prefixes
+from lab.studies.advantages import jackknife_half, measure_place
+from lab.studies.prefixes import SPANS, Prefixes
 from tasks import toy
 from tasks.errors import BadInput
 from tasks.problems import Task
@@ -376,7 +376,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     after = [each["weight_after"] for each in results["settings"].values()]
     assert len(set(after)) == len(after)  # every change has an effect
     run_well(page, tmp_path)  # the command that its last line names
-    assert printed.endswith(f"next: python -m studies.page {tmp_path}\n")
+    assert printed.endswith(f"next: python -m lab.studies.page {tmp_path}\n")
     rows = files.read_lines(tmp_path / "samples.jsonl")
     assert [row["score"] for row in rows] == list(
         chain.from_iterable(group.scores for group in mixed)

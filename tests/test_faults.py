@@ -31,7 +31,7 @@ import train
 from grpo import rollout
 from harness import checkpoint, files
 from harness.command import run_command
-from studies import compare, diagnose
+from lab.studies import compare, diagnose
 
 SIZES = f"{' '.join(RUN_FLAGS)} --save-every 1 --keep 9 --steps 2"
 LONG = f"{SIZES} --steps 500 --save-every 400"

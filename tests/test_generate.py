@@ -1,4 +1,4 @@
-"""fast/generate.py: rows that leave the batch change the time alone."""
+"""lab/fast/generate.py: rows that leave the batch change the time alone."""
 
 from functools import partial
 

@@ -3,7 +3,7 @@
     pytest -m gpu    # on a fresh node
 
 All passed on an H200 with torch 2.11.0 and transformers 5.23.0 on 2026-11-26, that of
-`studies.gradients` on 2026-11-27.
+`lab.studies.gradients` on 2026-11-27.
 """
 
 import copy
@@ -28,7 +28,7 @@ from grpo import PADDED, Layout, Policy, Rollouts, policy_loss, score
 from harness import checkpoint, files
 from harness.fsdp import full
 from shear import Spans, shear_weights
-from studies import gradients as gradient_test
+from lab.studies import gradients as gradient_test
 
 
 def recomputing(model: torch.nn.Module, layout: Layout = PADDED) -> Policy:

@@ -12,7 +12,7 @@ from torch.nn.functional import cosine_similarity
 import train
 from harness.files import read_lines
 from harness.load import load_run
-from studies import gradients
+from lab.studies import gradients
 
 # verdicts alternate
 SIZES = "--smoke --toy-lines 1 --toy-width 16 --prompts-per-step 4 --prompts-per-update 4"

@@ -171,19 +171,19 @@ def test_every_table_of_cases_is_in_their_index():
 
 
 def test_what_few_need_is_imported_where_it_is_needed():
-    """`datasets` takes a second; POT and GeomLoss are for the table of `studies.bench`."""
+    """`datasets` takes a second; POT and GeomLoss are for the table of `lab.studies.bench`."""
     need = {"datasets": set(), "ot": set(), "geomloss": set()}
     for path in SOURCES:
         for package in packages(names_in(tree_of(path).body)) & set(need):
             need[package].add(dotted(path))
-    assert need["datasets"] == {"integrations.train_trl", "studies.loops"}
-    assert need["ot"] == need["geomloss"] == {"studies.bench"}
+    assert need["datasets"] == {"lab.integrations.train_trl", "lab.studies.loops"}
+    assert need["ot"] == need["geomloss"] == {"lab.studies.bench"}
 
 
 def test_the_paper_s_files_import_what_the_paper_needs():
     """Among our files, shear.py imports sinkhorn.py alone, and rewards.py imports grading/ alone.
 
-    The exercises in learn/ need only the paper's files.
+    The exercises in lab/learn/ need only the paper's files.
     """
     assert packages(imported(ROOT / "shear.py")) & set(FLOOR) == {"sinkhorn"}
     assert packages(imported(ROOT / "rewards.py")) & set(FLOOR) == {"grading"}

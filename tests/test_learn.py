@@ -1,4 +1,4 @@
-"""learn/: the checker says what is wrong, and the hunt's mistakes can be planted.
+"""lab/learn/: the checker says what is wrong, and the hunt's mistakes can be planted.
 
 `.ci/hunts` runs their tests.
 """
@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-import learn.check
-from learn import exercises, hunt
+import lab.learn.check
+from lab.learn import exercises, hunt
 from shear import span_bounds
 
 
@@ -86,7 +86,7 @@ def test_an_answer_s_command_fails_on_the_copy_until_it_is_mended(tmp_path, monk
 
 def test_the_example_of_the_page_prints_what_the_page_says(capsys):
     """The example of docs/learn.md runs, and the page shows its output."""
-    page = (hunt.ROOT / "docs" / "learn.md").read_text(encoding="utf-8")
+    page = (hunt.ROOT / "docs" / "lab.learn.md").read_text(encoding="utf-8")
     code, said = re.search(r"```python\n(.*?)```\n\n(.*?)\n\n", page, re.S).groups()
     exec(code, {})
     printed = capsys.readouterr().out

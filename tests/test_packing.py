@@ -1,4 +1,4 @@
-"""fast/packing.py: packed or padded rollouts give what each gives alone, gradients included."""
+"""lab/fast/packing.py: packed or padded rollouts give what each gives alone, gradients included."""
 
 import copy
 import dataclasses

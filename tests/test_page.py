@@ -16,7 +16,7 @@ from builders.runs import config_from
 
 from harness import files, page
 from harness.folder import write_config
-from studies import page as command
+from lab.studies import page as command
 
 
 def data_of(text):

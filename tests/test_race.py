@@ -1,4 +1,4 @@
-"""fast/race.py against solving every pair with sinkhorn.py, fast/distances.py against float64."""
+"""lab/fast/race.py against solving every pair with sinkhorn.py, lab/fast/distances.py against float64."""
 
 import math
 from unittest.mock import Mock

@@ -21,7 +21,7 @@ from harness.config import Protocol
 from rewards import grade_code, grade_math
 from shear import shear_weights
 from sinkhorn import sinkhorn
-from studies.compare import Compare
+from lab.studies.compare import Compare
 from tasks import benchmarks, toy
 from tasks.benchmarks import BENCHMARKS, Loaded
 
@@ -154,14 +154,14 @@ def said(command: str, words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "command", ["train.py", "eval.py", *(f"studies/{name}.py" for name in STUDIES)]
+    "command", ["train.py", "eval.py", *(f"lab/studies/{name}.py" for name in STUDIES)]
 )
 def test_mistakes_are_answered_without_torch(command):
     """The answer names the nearest flag, also of a study's own flags."""
     own = {
-        "studies/compare.py": "jobs",
-        "studies/diagnose.py": "groups",
-        "studies/bench.py": "pairs",
+        "lab/studies/compare.py": "jobs",
+        "lab/studies/diagnose.py": "groups",
+        "lab/studies/bench.py": "pairs",
     }
     flag = own.get(command, "max-tokens")
     printed = said(command, f"--{flag} modell")
@@ -190,7 +190,7 @@ def test_help_shows_all_flags_with_their_defaults(command):
 
 
 def compare_flags(words: list[str]) -> Compare:
-    """The flags of `studies.compare`, and not those of `train.py`."""
+    """The flags of `lab.studies.compare`, and not those of `train.py`."""
     return config.parse_study(Compare, words)[0]
 
 

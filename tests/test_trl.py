@@ -1,4 +1,4 @@
-"""integrations/: SHEAR in TRL is Algorithm 1 times TRL's advantages; with weights of 1 it is GRPO.
+"""lab/integrations/: SHEAR in TRL is Algorithm 1 times TRL's advantages; with weights of 1 it is GRPO.
 
 trl_runs.py has all cases.
 """
@@ -21,11 +21,11 @@ pytest.importorskip("trl", reason="TRL is not installed: pip install -r requirem
 import trl_runs
 from trl import GRPOTrainer
 
-from integrations import train_trl
-from integrations.trl_rewards import code_reward, math_reward
-from integrations.trl_shear import ShearGRPOTrainer
+from lab.integrations import train_trl
+from lab.integrations.trl_rewards import code_reward, math_reward
+from lab.integrations.trl_shear import ShearGRPOTrainer
 from shear import EPS, STRIDE, WINDOW
-from studies import loops
+from lab.studies import loops
 
 
 @pytest.fixture(scope="module")

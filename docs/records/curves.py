@@ -5,7 +5,7 @@ Run: `python -m docs.records.curves`. It writes docs/records/curves.svg.
 
 from pathlib import Path
 
-from studies import compare, figures
+from lab.studies import compare, figures
 
 RECORDS = Path(__file__).parent
 

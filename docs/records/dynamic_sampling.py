@@ -5,7 +5,7 @@ Run: `python -m docs.records.dynamic_sampling`.
 
 from pathlib import Path
 
-from studies.compare import outcomes_of, trials_in, with_interval
+from lab.studies.compare import outcomes_of, trials_in, with_interval
 
 trials = trials_in(Path(__file__).parent / "compare.jsonl")
 for method in ("grpo", "shear"):

@@ -6,7 +6,7 @@ import pandas as pd
 from scipy import stats
 
 from harness import tables
-from studies import compare
+from lab.studies import compare
 
 FOLDER = Path(__file__).parent
 rows = pd.read_json(FOLDER / "gradients.jsonl", lines=True)

@@ -17,7 +17,7 @@ import pandas as pd
 from scipy import stats
 
 from harness import files, tables
-from studies.compare import with_interval
+from lab.studies.compare import with_interval
 
 PATH = Path(__file__).with_name("compare.jsonl")
 

@@ -1,7 +1,7 @@
 """Where weights lie around first errors, on the toy task: the tables of docs/records/diagnose.md.
 
     for seed in 0 1 2 3 4; do
-      python -m studies.diagnose --seed $seed --heldout 256 --groups 256 --continuations 0 \\
+      python -m lab.studies.diagnose --seed $seed --heldout 256 --groups 256 --continuations 0 \\
         --methods shear first own-side position random --out runs/places-$seed
     done
     python -m docs.records.places runs/places-?/diagnose.json    # these numbers -> places.jsonl
@@ -20,7 +20,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness import files, tables
-from studies.diagnose import AUCS
+from lab.studies.diagnose import AUCS
 
 ROWS = Path(__file__).with_name("places.jsonl")
 SHOWN = "shear|first|own-side|position|surprisal|reading cost|window \\d+.*"

@@ -1,13 +1,13 @@
-"""Where weights lie around first errors, from the groups that `studies.diagnose` has sampled.
+"""Where weights lie around first errors, from the groups that `lab.studies.diagnose` has sampled.
 
-    python -m studies.diagnose --model smollm2 --task words --heldout 320 --groups 264 \\
+    python -m lab.studies.diagnose --model smollm2 --task words --heldout 320 --groups 264 \\
       --continuations 0 --out runs/words
     python -m docs.records.quick_places runs/words docs/records/real-weights-places.json
-    python -m studies.diagnose --toy-lines 24 --heldout 256 --groups 256 --continuations 0 \\
+    python -m lab.studies.diagnose --toy-lines 24 --heldout 256 --groups 256 --continuations 0 \\
       --out runs/lines-24
     python -m docs.records.quick_places runs/lines-24 runs/lines-24/places.json
 
-It reads the groups and the taught model in the folder, also where `studies.diagnose` was
+It reads the groups and the taught model in the folder, also where `lab.studies.diagnose` was
 interrupted, and measures as that does, but few kinds of weights: without `first`, which solves
 every pair of spans. It leaves a file per group in the folder, so that the same command continues
 where it was interrupted.
@@ -28,8 +28,8 @@ from harness import files, fsdp
 from harness.command import resolve
 from harness.config import parse_train
 from harness.load import load_run
-from studies.advantages import FOLDS, jackknife_half, measure_place, weights_of
-from studies.prefixes import Prefixes, context_at_start, score_group
+from lab.studies.advantages import FOLDS, jackknife_half, measure_place, weights_of
+from lab.studies.prefixes import Prefixes, context_at_start, score_group
 
 METHODS = ["shear", "own-side", "position"]
 
@@ -41,7 +41,7 @@ for name in ("task", "window", "stride"):
 if flags["task"] == "embedded":
     command += ["--toy-lines", str(flags["toy_lines"])]
 context = context_at_start(load_run(resolve(parse_train(command)), fsdp.join("cpu")))
-# SHEAR with one setting changed, by the names of `studies.diagnose`
+# SHEAR with one setting changed, by the names of `lab.studies.diagnose`
 changes = {"eps 0.25": {"eps": 0.25}, f"window 32, stride {flags['stride']}": {"window": 32}}
 groups = [Prefixes(**files.read_settings(path)) for path in sorted(folder.glob("group-*.json"))]
 mixed = [group for group in groups if group.mixed]

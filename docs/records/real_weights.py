@@ -15,7 +15,7 @@ import pandas as pd
 from scipy import stats
 
 from harness import files, tables
-from studies import compare, diagnose, figures
+from lab.studies import compare, diagnose, figures
 
 RECORDS = Path(__file__).parent
 ARMS = ["grpo", "shear", "position", "grpo-wrong-.39"]

@@ -13,8 +13,8 @@ import pandas as pd
 from scipy import stats
 
 from harness import files, tables
-from studies.advantages import half_width
-from studies.compare import mean_of, with_interval
+from lab.studies.advantages import half_width
+from lab.studies.compare import mean_of, with_interval
 
 PATH = Path(__file__).with_name("study.jsonl")
 CELLS = ["r.3", "LP", "r0", "r.1", "luck", "T2"]

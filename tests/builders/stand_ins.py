@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-SAMPLING = ("harness.sampling", "harness.evaluation", "studies.prefixes")
+SAMPLING = ("harness.sampling", "harness.evaluation", "lab.studies.prefixes")
 
 
 def replace_sampler(monkeypatch: pytest.MonkeyPatch, rollout: Callable | None) -> None:

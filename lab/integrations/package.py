@@ -14,14 +14,14 @@ from setuptools.command.build_py import build_py
 
 NAME = "shear_credit"
 MODULES = {  # in the package -> here
-    "__init__": "integrations/shear_credit.py",
+    "__init__": "lab/integrations/shear_credit.py",
     "sinkhorn": "sinkhorn.py",
     "shear": "shear.py",
-    "race": "fast/race.py",
-    "distances": "fast/distances.py",
-    "states": "integrations/states.py",
-    "trl_shear": "integrations/trl_shear.py",
-    "verl_shear": "integrations/verl_shear.py",
+    "race": "lab/fast/race.py",
+    "distances": "lab/fast/distances.py",
+    "states": "lab/integrations/states.py",
+    "trl_shear": "lab/integrations/trl_shear.py",
+    "verl_shear": "lab/integrations/verl_shear.py",
 }
 
 
@@ -39,7 +39,7 @@ class BuildPackage(build_py):
 
     def get_source_files(self) -> list[str]:
         """The files that a source distribution needs."""
-        sources = "integrations/package.py", "integrations/requirements.txt", "requirements.txt"
+        sources = "lab/integrations/package.py", "lab/integrations/requirements.txt", "requirements.txt"
         return [*sources, *MODULES.values()]
 
     def run(self) -> None:

@@ -1,7 +1,7 @@
 """Credit against the truth: true token advantages, line by line, and true first errors.
 
-    measure(...)        how well credit agrees with true advantages, for `studies.compare`
-    against_truth(...)  how well its weights find the first error, for `studies.diagnose`
+    measure(...)        how well credit agrees with true advantages, for `lab.studies.compare`
+    against_truth(...)  how well its weights find the first error, for `lab.studies.diagnose`
 
 Credit methods guess from one verdict per rollout what each token contributed. For the line of
 tokens s to e that is
@@ -50,13 +50,13 @@ from credit.measures import (
     peak,
     shares_by_part,
 )
-from credit.methods import assign_credit
+from credit.rules import assign_credit
 from credit.settings import Credit, Shear
-from credit.table import METHODS, Need
 from grpo import cat_padded
 from harness.config import with_values
 from harness.run import Run, seed_of
-from studies.prefixes import (
+from lab.studies.needs import WITH_ADAPTER, WITH_MODEL
+from lab.studies.prefixes import (
     Prefixes,
     context_at_start,
     continue_prefixes,
@@ -178,15 +178,13 @@ def against_truth(
     place_of = partial(
         measure_place, mask=mask, wrong_step=wrong_step, group=group, reach=2 * shear.window
     )
-    has = {Need.PRM: context.prm, Need.REPHRASE: context.task.rephrase, Need.ADAPTER: None}
     measured = []
     for name in methods:
-        missing = [need for need in METHODS[name].needs if not has.get(need, True)]
-        if missing:
-            print(f"left out: {name} against the truth: needs {missing[0].value}")
+        lacks_model = name in WITH_MODEL and "prm" not in context.kept
+        if lacks_model or name in WITH_ADAPTER or name == "scapo" and not context.task.rephrase:
+            print(f"left out: {name} against the truth: the run lacks what it needs")
         else:
-            credit = Credit(name, options if name == "shear" else ())
-            measured.append(("methods", name, credit, shear))
+            measured.append(("methods", name, Credit(name), shear))
     for name, (credit, changed) in changes_of(shear, options).items():
         measured.append(("settings", name, credit, changed))
     results: dict[str, dict] = {"methods": {}, "settings": {}}
@@ -250,9 +248,6 @@ def changes_of(shear: Shear, options: tuple[str, ...]) -> dict[str, tuple[Credit
         if other != shear:
             name = ", ".join(f"{setting} {value:g}" for setting, value in change.items())
             settings[name] = plain, other
-    for name in ("pool", "reading", "distance"):
-        for choice in METHODS["shear"].options[name].choices:
-            if choice != plain.options[name]:
-                credit = Credit("shear", (*options, f"{name}={choice}"))
-                settings[f"{name} {choice}"] = credit, shear
+    for name in ("shear-mean", "shear-cost", "shear-cosine", "shear-chamfer", "shear-mmd"):
+        settings[name] = Credit(name), shear
     return settings

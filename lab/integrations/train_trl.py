@@ -1,6 +1,6 @@
 r"""Train a model through TRL with SHEAR; without `--model` the embedded task's.
 
-    torchrun --nproc_per_node 2 -m integrations.train_trl --config integrations/toy.yaml
+    torchrun --nproc_per_node 2 -m integrations.train_trl --config lab/integrations/toy.yaml
     accelerate launch --config_file zero3.yaml -m integrations.train_trl \
         --model Qwen/Qwen2.5-Math-7B --use_vllm true
 
@@ -15,8 +15,8 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import GRPOConfig, TrlParser
 
-from integrations.trl_rewards import math_reward, without_bos
-from integrations.trl_shear import ShearGRPOTrainer
+from lab.integrations.trl_rewards import math_reward, without_bos
+from lab.integrations.trl_shear import ShearGRPOTrainer
 from rewards import grade_math
 from tasks import toy
 from tasks.problems import choose_template, load_problems, text_task

@@ -1,7 +1,7 @@
 """Five functions of the paper to write yourself, in the order of the method: spans first.
 
-    python -m learn.check                     # what is right, wrong, not written
-    python -m learn.check span_bounds --hint  # one of them, and a hint
+    python -m lab.learn.check                     # what is right, wrong, not written
+    python -m lab.learn.check span_bounds --hint  # one of them, and a hint
 
 Replace each `raise NotImplementedError` by code. All tensors are on the CPU; only token indices and
 masks are not float32. Use torch's sums, minima and softmaxes; loops are allowed, speed does not

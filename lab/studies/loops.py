@@ -1,8 +1,8 @@
 """A training step of this project beside one of TRL's, phase by phase, by turns in one process.
 
-    python -m studies.loops --task embedded --model runs/NAME/start                # SHEAR in both
-    python -m studies.loops --task embedded --model runs/NAME/start --method grpo  # GRPO in both
-    python -m studies.loops --model PATH --data problems.jsonl                     # other problems
+    python -m lab.studies.loops --task embedded --model runs/NAME/start                # SHEAR in both
+    python -m lab.studies.loops --task embedded --model runs/NAME/start --method grpo  # GRPO in both
+    python -m lab.studies.loops --model PATH --data problems.jsonl                     # other problems
 
 Other flags are those of train.py.
 
@@ -68,8 +68,8 @@ from harness.config import parse_train, refuse_flags
 from harness.load import load_run
 from harness.log import Clock
 from harness.run import Run
-from integrations.trl_rewards import scores, without_bos
-from integrations.trl_shear import ShearGRPOTrainer
+from lab.integrations.trl_rewards import scores, without_bos
+from lab.integrations.trl_shear import ShearGRPOTrainer
 from tasks.errors import BadInput
 from train import train_step
 

@@ -1,9 +1,9 @@
 """Does SHEAR's distance find errors? The paper's measurements of Secs. 2 and 5, and true errors.
 
-    python -m studies.diagnose                                          # a model made here
-    python -m studies.diagnose --model runs/NAME/model --task embedded  # a trained one
-    python -m studies.diagnose --model PATH --data problems.jsonl       # real problems
-    python -m studies.diagnose --model PATH --rollouts solutions.jsonl  # distances in these alone
+    python -m lab.studies.diagnose                                          # a model made here
+    python -m lab.studies.diagnose --model runs/NAME/model --task embedded  # a trained one
+    python -m lab.studies.diagnose --model PATH --data problems.jsonl       # real problems
+    python -m lab.studies.diagnose --model PATH --rollouts solutions.jsonl  # distances in these alone
 
 Other flags are those of train.py.
 
@@ -17,7 +17,7 @@ only (`figures.py`). Where the task knows the first error, credit is scored agai
 
 `--out` holds the sampled groups, so that the same command continues where it was interrupted;
 diagnose.json, with all numbers; a picture of each figure; and samples.jsonl, the groups as
-`studies.page` shows them. The main numbers are printed next to the paper's.
+`lab.studies.page` shows them. The main numbers are printed next to the paper's.
 
 Left out: the paper's 8 bins of Fig. 3 (ours hold equal numbers of spans); error bars that account
 for dependence between the spans of a rollout and the rollouts of a group, so p-values here are too
@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Annotated
 
 from credit.settings import Credit
-from credit.table import METHODS, Need
 from harness.config import (
     PathFlag,
     TrainConfig,
@@ -41,7 +40,7 @@ from harness.config import (
     refuse_flags,
     refuse_other_settings,
 )
-from tasks.settings import TASKS, Count, Natural, OptionalText, one_of, several, spec
+from tasks.settings import TASKS, Count, Natural, OptionalText, several, spec
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Diagnose:
     """Continuations of each prefix; 0: none."""
     rollouts: OptionalText = None
     """Math problems: JSON lines with "problem", "solution", "label" instead of samples."""
-    methods: Annotated[tuple[str, ...], several(spec("NAME", one_of(METHODS)))] = ()
+    methods: Annotated[tuple[str, ...], several(spec("NAME", str))] = ()
     """Methods scored against the true first error; if not given, all that the task allows."""
     out: PathFlag = Path("runs/diagnose")
     """Folder for the groups, the numbers and the figures."""
@@ -72,15 +71,19 @@ from tqdm import tqdm
 
 from credit.batch import Batch, Context
 from credit.measures import sample_rows
+from credit.rules import RULES
 from grpo import Policy
 from harness import files, fsdp, log, tables
 from harness.command import resolve, run_command
-from harness.load import give_lessons, load_run, own_prm
+from harness.load import give_lessons, load_run
 from harness.models import load_model, load_tokenizer, round_weights
 from harness.run import Ranks, Run, make_context
-from studies import figures
-from studies.advantages import against_truth, weights_of
-from studies.prefixes import (
+from lab.reward_model import load_for
+from lab.spans import closest_in
+from lab.studies import figures
+from lab.studies.advantages import against_truth, weights_of
+from lab.studies.needs import MADE, WITH_MODEL
+from lab.studies.prefixes import (
     Prefixes,
     collect,
     context_at_start,
@@ -92,7 +95,7 @@ from tasks.errors import BadInput
 from tasks.problems import empty_task
 
 # Flags of train.py that are useless here.
-REFUSED = "method prm name resume smoke bench eval_every ranks lora_rank"
+REFUSED = "method name resume ranks use"
 # The settings that determine the samples; the others may change when the groups of a folder are
 # analysed again or extended.
 DECIDES = (
@@ -156,8 +159,8 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
     }
     context = context_at_start(run)
     options = config.credit.method_option  # SHEAR's
-    batches = read_all(mixed, context, options, out)
-    spans = span_table(mixed, batches).dropna()  # of prefixes that were continued
+    batches, closest = read_all(mixed, context, options, out)
+    spans = span_table(mixed, closest).dropna()  # of prefixes that were continued
     if spans.empty:
         print("left out: Figs. 1, 3, 9: no prefix of --window tokens or more was continued")
     else:
@@ -165,18 +168,18 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
         for name, draw in FIGURES.items():
             results[name] = draw(spans, out / f"{name}.png")
     if run.context.task.first_error:
-        results |= against_truth(flags.methods or METHODS, options, context, batches)
+        results |= against_truth(flags.methods or [name for name in RULES if name not in MADE], options, context, batches)
     if "methods" in results:
         figures.weight_around_error(results["methods"], out / "around_error.png")
     files.write_json(out / "diagnose.json", results)
     print("\n".join(summary(results)))
-    print(f"figures and numbers: {out}/\nnext: python -m studies.page {shlex.quote(str(out))}")
+    print(f"figures and numbers: {out}/\nnext: python -m lab.studies.page {shlex.quote(str(out))}")
 
 
 def read_all(
     groups: list[Prefixes], context: Context, options: tuple[str, ...], out: Path
-) -> list[Batch]:
-    """The groups with SHEAR's closest spans, and with states where the truth is known.
+) -> tuple[list[Batch], list]:
+    """The groups, SHEAR's closest spans of each, and with states where the truth is known.
 
     `options` are SHEAR's. Writes samples.jsonl for the page.
     """
@@ -184,16 +187,21 @@ def read_all(
     if context.task.first_error:  # elsewhere not `first`, which is slow: it solves every pair
         credits += [Credit("first"), Credit("oracle")]
     batches = []
+    closest = []
     rows = []
     for group in tqdm(groups, "hidden states and distances", leave=False, disable=None):
         batch = score_group(group, context)
         weights = {credit.method: weights_of(batch, context, credit) for credit in credits}
-        rows += sample_rows(0, context.tokenizer, context.task, batch, weights)
+        closest.append(closest_in(batch, context))
+        of_group = sample_rows(0, context.tokenizer, context.task, batch, weights)
+        for row, spans in zip(of_group, closest[-1], strict=True):
+            row["spans"] = [span._replace(distance=round(span.distance, 4)) for span in spans]
+        rows += of_group
         if not context.task.first_error:
             batch.hidden = None
         batches.append(batch)
     files.write_rows(out / "samples.jsonl", rows)
-    return batches
+    return batches, closest
 
 
 def from_file(
@@ -224,9 +232,8 @@ def from_model(
     run.folder = flags.out
     files.write_json(run.folder / "config.json", decided)
     give_lessons(run)
-    needs_prm = any(Need.PRM in METHODS[name].needs for name in flags.methods or METHODS)
-    if needs_prm and TASKS[config.task].makes_model:
-        run.context.prm = own_prm(run)
+    if TASKS[config.task].makes_model and WITH_MODEL & set(flags.methods or WITH_MODEL):
+        run.context.kept["prm"] = load_for(run, "")
     round_weights(run.context.policy.model, getattr(torch, config.machine.dtype))
     return run, collect(run, flags.groups, flags.continuations)
 

@@ -1,12 +1,12 @@
 """The gradient test: what a credit rule does to the policy gradient, before training.
 
-    python -m studies.gradients                                       # all rules, the embedded task
-    python -m studies.gradients --model runs/NAME/model --arms grpo shear first
-    python -m studies.gradients --model PATH --data problems.jsonl --arms grpo shear \
+    python -m lab.studies.gradients                                       # all rules, the embedded task
+    python -m lab.studies.gradients --model runs/NAME/model --arms grpo shear first
+    python -m lab.studies.gradients --model PATH --data problems.jsonl --arms grpo shear \
         "punish less: grpo --negative-scale .12"
     torchrun --nproc_per_node 8 -m studies.gradients --model PATH ... # batches shared out to ranks
 
-An arm is written as in `studies.compare`, and all arms see the same batches. A batch is one
+An arm is written as in `lab.studies.compare`, and all arms see the same batches. A batch is one
 sampling phase: `--prompts-per-step` problems with `--rollouts-per-prompt` rollouts each. An arm's
 gradient of it is that of the first update, where policy and sampler are one: the mean over the
 tokens of the token advantage times the gradient of log pi. The reference is the mean gradient of
@@ -75,20 +75,21 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit.batch import Batch, Context
-from credit.methods import assign_credit
-from credit.table import Need
+from credit.rules import assign_credit
 from grpo import cat_padded
 from harness import files, fsdp, log, tables
 from harness.command import resolve, run_command
 from harness.config import TrainConfig, parse_train
-from harness.load import give_lessons, load_run, own_prm
+from harness.load import give_lessons, load_run
 from harness.models import round_weights
 from harness.run import Run, seed_of
 from harness.sampling import sample_and_grade
-from studies import figures
-from studies.advantages import half_width
-from studies.compare import allowed_arms, name_of, settings_of
-from studies.prefixes import context_at_start
+from lab.reward_model import load_for
+from lab.studies import figures
+from lab.studies.advantages import half_width
+from lab.studies.compare import allowed_arms, name_of, settings_of
+from lab.studies.needs import WITH_ADAPTER, WITH_MODEL
+from lab.studies.prefixes import context_at_start
 
 
 @run_command(memory="lower --micro-tokens, --numbers or --batches")
@@ -109,8 +110,8 @@ def main(argv: list[str] | None = None) -> None:
         print("\n".join(map(log.wrap, run.notes)), flush=True)
     run.folder = flags.rows.with_suffix("")
     give_lessons(run)
-    if not run.context.prm and any(Need.PRM in arms[arm].credit.entry.needs for arm in arms):
-        run.context.prm = own_prm(run)
+    if any(arms[arm].credit.method in WITH_MODEL for arm in arms):
+        run.context.kept["prm"] = load_for(run, "")
     round_weights(run.context.policy.model, getattr(torch, config.machine.dtype))
     run.context = context_at_start(run)
     reference, gradients = take_gradients(run, list(arms.values()), flags)
@@ -124,9 +125,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def differs_in_credit_alone(settings: TrainConfig, config: TrainConfig) -> bool:
     """Whether an arm's settings are the run's but for those of credit and of SHEAR."""
-    needs_adapter = Need.ADAPTER in settings.credit.entry.needs
     same = replace(settings, credit=config.credit, shear=config.shear, given=config.given)
-    return same == config and not settings.credit.lora_rank and not needs_adapter
+    return same == config and settings.credit.method not in WITH_ADAPTER
 
 
 # ---- gradients -----------------------------------------------------------------------------------

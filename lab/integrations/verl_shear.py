@@ -39,8 +39,8 @@ from verl.utils.seqlen_balancing import get_group_balanced_partitions, log_seqle
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-from integrations.shear_credit import shear_weights
-from integrations.states import keep_states
+from lab.integrations.shear_credit import shear_weights
+from lab.integrations.states import keep_states
 from shear import EPS, STRIDE, WINDOW, span_bounds
 
 MODEL_TYPE = "shear_language_model"

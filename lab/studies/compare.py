@@ -1,15 +1,15 @@
 """Credit methods under the same loop, each at its own learning rate, as one table.
 
-    python -m studies.compare --steps 20               # all arms that the embedded task allows
-    python -m studies.compare --arms grpo shear first  # some of them
-    python -m studies.compare --arms shear "half: grpo+shear --method-option share=.5"
-    python -m studies.compare --arms grpo shear --model PATH --data problems.jsonl
-    python -m studies.compare runs/A runs/B            # trains nothing
+    python -m lab.studies.compare --steps 20               # all arms that the embedded task allows
+    python -m lab.studies.compare --arms grpo shear first  # some of them
+    python -m lab.studies.compare --arms shear "half: grpo+shear --method-option share=.5"
+    python -m lab.studies.compare --arms grpo shear --model PATH --data problems.jsonl
+    python -m lab.studies.compare runs/A runs/B            # trains nothing
 
 Other flags are those of train.py. The last command shows runs in one table and one picture.
 
 An arm is a method, or a name, a colon and a method with flags of train.py. `shear-mean1: shear
---rescale mean1` and `grpo-wrong-.12: grpo --negative-scale .12` are controls, because methods
+of=shear mean1=yes` and `grpo-wrong-.12: scaled --method-option negative=.12` are controls, because methods
 differ in the size of their steps and in how much they punish. All arms are compared with `grpo`.
 
 A trial is an arm, a learning rate and a seed. Three stages run one after the other. `tune` tries
@@ -53,8 +53,9 @@ from typing import Annotated, NamedTuple
 
 import tyro
 
-from credit.table import METHODS, Need, methods_needing
+from credit.rules import RULES
 from harness.config import PathFlag, Seeds, Texts, parse_study
+from lab.studies.needs import MADE, WITH_ADAPTER, WITH_MODEL
 from tasks.errors import BadInput
 from tasks.settings import TASKS, Count, number, several
 
@@ -62,16 +63,15 @@ TUNING = (100, 101)  # seeds
 ARMS = [
     "grpo",
     "shear",
-    "shear-mean1: shear --rescale mean1",
-    "grpo-wrong-.12: grpo --negative-scale .12",
+    "shear-mean1: scaled --method-option of=shear mean1=yes",
+    "grpo-wrong-.12: scaled --method-option negative=.12",
     "sdpo: sdpo --method-option mix=.9",  # for a weak model
-    "grpo-dynamic: grpo --dynamic-sampling 4",
-    "shear-dynamic: shear --dynamic-sampling 4",
-    "grpo-lora: grpo --lora-rank 16",
+    "grpo-dynamic: grpo --use lab.dynamic:rounds=4",
+    "shear-dynamic: shear --use lab.dynamic:rounds=4",
+    "grpo-lora: grpo --use lab.lora:rank=16",
 ]
-WITH_ADAPTER = methods_needing(Need.ADAPTER)
-ARMS += [f"{name}-lora: {name} --lora-rank 16" for name in sorted(WITH_ADAPTER)]
-ARMS += [name for name in METHODS if name not in {"grpo", "shear", "sdpo", *WITH_ADAPTER}]
+ARMS += [f"{name}-lora: {name} --use lab.lora:rank=16" for name in sorted(WITH_ADAPTER)]
+ARMS += [name for name in RULES if name not in {"grpo", "shear", "sdpo", *WITH_ADAPTER, *MADE}]
 ARMS_HELP = (
     'Arms: a method, or "NAME: METHOD FLAGS"; if not given, all that the task allows of '
     + ", ".join(ARMS)
@@ -116,19 +116,19 @@ from harness.folder import open_folder
 from harness.load import give_lessons, load_run
 from harness.run import Run, seed_of
 from harness.sampling import sample_and_grade
+from lab.studies import figures
+from lab.studies.advantages import half_width, measure
 from rewards import rewards_of
-from studies import figures
-from studies.advantages import half_width, measure
 
 # Flags of train.py that trials set themselves, and those that all arms of a task share.
-OURS = "seed lr name out resume prm"
+OURS = "seed lr name out resume"
 SHARED = "task model data template toy_lines toy_width warmup_steps heldout smoke"
 LOWEST, HIGHEST = 1 / 8, 8  # bounds of a grid's rates, as multiples of its middle
 HELDOUT = 256  # problems, if --heldout is not given
-ROOT = Path(__file__).parents[1]
-CODE = "*.py", *(f"{room}/**/*.py" for room in "credit fast grading harness tasks".split())
+ROOT = Path(__file__).parents[2]
+CODE = "*.py", *(f"{room}/**/*.py" for room in "credit grading harness lab tasks".split())
 GROUPS, CONTINUATIONS = 16, 16  # for measuring true token advantages
-CREDIT = {"method", "method_option", "rescale", "negative_scale"}  # flags that change credit alone
+CREDIT = {"method", "method_option"}  # flags that change credit alone
 
 
 class Cell(NamedTuple):
@@ -304,7 +304,7 @@ def rates_of(stage: str, cell: Cell, arm: str, trials: pd.DataFrame) -> Sequence
     if stage == "advantages":
         return [middle]
     # adapters need ten times the rate of the whole model
-    return cell.rates or grid(10 * middle if config.credit.lora_rank else middle, curves)
+    return cell.rates or grid(10 * middle if "lab.lora" in " ".join(config.use) else middle, curves)
 
 
 def grid(middle: float, curves: pd.Series) -> list[float]:
@@ -413,8 +413,7 @@ def advantages_of(run: Run, cell: Cell) -> dict:
     arms = {}
     for arm in cell.arms:
         credit = settings_of(arm, shlex.split(cell.flags)).credit
-        needs = {Need.PRM, Need.ADAPTER}.intersection(credit.entry.needs)
-        if not needs and CREDIT.issuperset(given_flags(words_of(arm))):
+        if credit.method not in WITH_MODEL | WITH_ADAPTER and CREDIT.issuperset(given_flags(words_of(arm))):
             arms[name_of(arm)] = credit
     heldout = run.context.task.heldout[:GROUPS]
     return {"advantages": measure(run, heldout, arms, CONTINUATIONS)}

@@ -39,8 +39,8 @@ except ImportError as error:
     raise ImportError("ShearGRPOTrainer needs TRL: pip install 'trl >= 1.16, < 2'") from error
 from accelerate.utils import gather, pad_across_processes
 
-from integrations.shear_credit import token_advantages
-from integrations.states import keep_states
+from lab.integrations.shear_credit import token_advantages
+from lab.integrations.states import keep_states
 from shear import EPS, STRIDE, WINDOW, span_bounds
 
 Theirs = Any  # an argument of TRL's own methods, which is handed through; TRL gives it no type

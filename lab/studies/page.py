@@ -1,7 +1,7 @@
-"""Write the page of a run, or of `studies.diagnose`: where credit went.
+"""Write the page of a run, or of `lab.studies.diagnose`: where credit went.
 
-    python -m studies.page runs/NAME          # runs/NAME/credit.html
-    python -m studies.page runs/NAME --open   # and show it in the browser
+    python -m lab.studies.page runs/NAME          # runs/NAME/credit.html
+    python -m lab.studies.page runs/NAME --open   # and show it in the browser
 
 A run of train.py writes its own at its end. What it shows is said in `harness/page.py`.
 """
@@ -28,7 +28,7 @@ class Page:
 
 def parse_page(argv: Sequence[str] | None = None) -> Page:
     """This command's flags."""
-    return read_flags(Page, argv, prog="python -m studies.page")
+    return read_flags(Page, argv, prog="python -m lab.studies.page")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Check the exercises of `learn/exercises.py` against the functions of the paper's files.
+"""Check the exercises of `lab/learn/exercises.py` against the functions of the paper's files.
 
-    python -m learn.check                        # all five
-    python -m learn.check span_bounds --hint     # one of them, and a hint
+    python -m lab.learn.check                        # all five
+    python -m lab.learn.check span_bounds --hint     # one of them, and a hint
 
 Each function gets random input and nasty input: padding, one token, NaN, costs that underflow. The
 first result that differs is shown beside the one that is due. The exit status is 0 if all are
@@ -23,7 +23,7 @@ from torch import Tensor
 import grpo
 import shear
 import sinkhorn
-from learn import exercises
+from lab.learn import exercises
 
 
 class Exercise(NamedTuple):
@@ -194,7 +194,7 @@ def assess(name: str, function: Callable) -> tuple[bool, str]:
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns 0 if all exercises are right, otherwise 1."""
     parser = argparse.ArgumentParser(
-        prog="python -m learn.check",
+        prog="python -m lab.learn.check",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

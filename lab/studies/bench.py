@@ -1,15 +1,15 @@
 """Time and error of SHEAR's distances beside those of its "peers", POT and GeomLoss.
 
-    python -m studies.bench                                          # random walks
-    python -m studies.bench --task embedded --model runs/NAME/start  # and the states of a model
-    python -m studies.bench --model PATH --data problems.jsonl       # the same on other problems
-    python -m studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16 --pairs 4096
+    python -m lab.studies.bench                                          # random walks
+    python -m lab.studies.bench --task embedded --model runs/NAME/start  # and the states of a model
+    python -m lab.studies.bench --model PATH --data problems.jsonl       # the same on other problems
+    python -m lab.studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16 --pairs 4096
 
 Random walks stand for hidden states; the sizes of the last command are for a GPU. Of a model the
 states of one group of right and wrong rollouts are taken. Other flags are those of train.py.
 
 Ours is what training calls, from hidden states to token weights; most of its time goes into
-`fast.race` and `fast.distances`. Peers get pairs of full spans with ready-made costs
+`lab.fast.race` and `lab.fast.distances`. Peers get pairs of full spans with ready-made costs
 (GeomLoss gets states), in batches as large as ours. They solve at most `--pairs` pairs of 100 x 100
 tokens, more if pairs are smaller, and loops at most `LOOPED`; their seconds are scaled to all
 pairs. This favours peers, whose seconds include no token weights and, except for GeomLoss, no
@@ -67,17 +67,17 @@ import torch
 from torch import Tensor
 
 from credit.settings import Shear
-from credit.shear_settings import shear_options
-from lab.fast.distances import CHUNK_ENTRIES, token_distances
 from grpo import to_padded
 from harness import tables
 from harness.command import resolve, run_command
 from harness.config import TrainConfig, parse_train
 from harness.load import load_run
 from harness.run import Ranks
+from lab.fast.distances import CHUNK_ENTRIES, token_distances
+from lab.fast.race import race
+from lab.studies import prefixes
 from shear import Side, Spans, closest_spans, mean_norm, shear_weights, two_sides
 from sinkhorn import sinkhorn
-from studies import prefixes
 from tasks.errors import BadInput
 
 EPS = Shear.eps  # costs are in units of nbar
@@ -247,7 +247,7 @@ def full_pairs(right: Side, wrong: Side, count: int) -> Pairs:
 
 def ours(group: Group) -> Tensor:
     """Weigh a group as training does; returns its right spans' minima (K+,), over nbar."""
-    weighed = shear_weights(group.hidden, group.mask, group.correct, **shear_options(group.shear))
+    weighed = shear_weights(group.hidden, group.mask, group.correct, window=group.shear.window, stride=group.shear.stride, distances=token_distances, closest=race)
     assert weighed.closest is not None  # the group is mixed
     return weighed.closest.of_right / weighed.nbar
 

@@ -34,14 +34,14 @@ from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from credit.batch import Batch, Context
-from credit.salience import answer_places
 from credit.settings import Shear
-from lab.fast.generate import fast_generate
-from lab.fast.packing import packing_of
 from grpo import Policy, Rollouts, cat_padded, decode, pad_left, rollout
 from harness import files
 from harness.models import stop_ids
 from harness.run import Run, seed_of
+from lab.fast.generate import fast_generate
+from lab.fast.packing import packing_of
+from lab.salience import answer_places
 from rewards import Verdict
 from shear import span_bounds
 from tasks.errors import bad_input_on_error
@@ -224,14 +224,14 @@ def score_group(group: Prefixes, context: Context) -> Batch:
     return batch
 
 
-def span_table(groups: list[Prefixes], batches: list[Batch]) -> pd.DataFrame:
+def span_table(groups: list[Prefixes], closest: list) -> pd.DataFrame:
     """A row per prefix of a graded rollout, with the float64 columns SPANS of `figures.py`.
 
-    "success" is NaN without continuations. `batches` have the groups' closest spans.
+    "success" is NaN without continuations. `closest` has the groups' closest spans.
     """
     rows = []
     rollout = 0
-    for group, batch in zip(groups, batches, strict=True):
+    for group, spans in zip(groups, closest, strict=True):
         for row, right in enumerate(group.scores):
             rollout += 1
             if right is None:
@@ -240,6 +240,6 @@ def span_table(groups: list[Prefixes], batches: list[Batch]) -> pd.DataFrame:
                 scores = group.continued[row][number] if group.continued else []
                 success = pd.Series(scores, dtype=float).mean()  # without None; NaN for no scores
                 rows.append(
-                    (rollout, number, right, end, batch.closest[row][number].distance, success)
+                    (rollout, number, right, end, spans[row][number].distance, success)
                 )
     return pd.DataFrame(rows, columns=SPANS, dtype=float)

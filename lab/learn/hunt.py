@@ -1,14 +1,14 @@
 """Find a planted mistake: in a copy of the sources one place of the method is wrong.
 
-    python -m learn.hunt 1               # writes the copy hunts/1, prints the symptom, also again
-    python -m learn.hunt 1 --at shear.py:160   # says warm or cold: the mistake is there, or not
-    python -m learn.hunt 1 --answer      # shows the mistake, and how to test the copy
+    python -m lab.learn.hunt 1               # writes the copy hunts/1, prints the symptom, also again
+    python -m lab.learn.hunt 1 --at shear.py:160   # says warm or cold: the mistake is there, or not
+    python -m lab.learn.hunt 1 --answer      # shows the mistake, and how to test the copy
 
 There are twelve mistakes, each in a file at the root. Read the copy beside the paper (arXiv
 2604.23318), or try its functions: most copies still train, and no error says what is wrong. Two
 have no symptom. `.ci/hunts` plants every mistake and runs its test.
 
-Left out of the copy: the tests and `learn/`, which would give the mistake away, as would `diff -r`.
+Left out of the copy: the tests and `lab/learn/`, which would give the mistake away, as would `diff -r`.
 """
 
 import argparse
@@ -181,7 +181,7 @@ def warmth(mistake: Mistake, file: str, line: int) -> str:
 def main(argv: list[str] | None = None) -> None:
     """Plant a mistake, or show the answer; bad input ends with exit status 2."""
     parser = argparse.ArgumentParser(
-        prog="python -m learn.hunt",
+        prog="python -m lab.learn.hunt",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
