@@ -104,7 +104,7 @@ def own_set(models: list[str]) -> str:
     for run in map(files.run_of, models):
         if run.get("task") == "embedded":
             return "embedded"
-        if run.get("data") or run.get("task") == "words":
+        if run.get("data") or run.get("task") not in (None, "math", "code"):
             return "heldout"
     return "math"
 

@@ -5,7 +5,7 @@
     python train.py --method grpo                                # without span weights
     python train.py --task own --model PATH --data FILE          # problems of your own, on a CPU
     python train.py --model PATH --task code                     # programs, graded in a sandbox
-    python train.py --model PATH --plan H100 --ranks 8           # memory and hours, without a run
+    python train.py --use lab.fast                               # the same numbers, sooner
     python train.py --resume runs/NAME                           # after a crash
     python train.py --resume runs/NAME --steps 80                # more steps than the run had
     torchrun --nproc_per_node 8 train.py ...                     # ranks started by torchrun
@@ -25,11 +25,8 @@ Flags and their defaults are in `harness/config.py`. A run writes to `runs/NAME/
     metrics.jsonl                a row per step, one before training and one after it
     samples.jsonl                a group per step, with token weights
     before.jsonl, after.jsonl    one held-out group, where the task knows first errors
-    curve.png, credit.html       training curves, and a page of the samples
     checkpoints/, model/         what --resume needs, and the trained model
-    eval/                        every generation of --eval-every; the scores are in metrics.jsonl
     start/                       the model after its warm-up, where the task has one
-    prm/                         the embedded task's reward model, where the method needs one
 
 Left out: sampling while the policy is updated, and schedules of the learning rate.
 """
@@ -52,13 +49,12 @@ from credit.batch import Batch
 from credit.measures import credit_vs_first_error, reason_shares, sample_rows, step_metrics
 from credit.rules import assign_credit, find
 from grpo import policy_loss
-from harness import checkpoint, files, fsdp, log, memory
+from harness import checkpoint, files, fsdp, log
 from harness.command import RunFailed, interruptible, resolve, run_command
-from harness.evaluation import on_benchmarks
 from harness.folder import open_folder
 from harness.load import give_lessons, load_run
 from harness.run import Ranks, Run, seed_of
-from harness.sampling import check_policy, check_verdicts, resample_equal, sample_and_grade
+from harness.sampling import check_policy, check_verdicts, sample_and_grade
 from tasks.plug import options_of, use
 
 
@@ -73,9 +69,6 @@ def main(argv: list[str] | None = None) -> int:
     2 for bad input, 130 after Ctrl-C.
     """
     config = parse_train(argv)
-    if config.machine.plan:
-        print("\n".join(map(log.wrap, memory.foresee(config))))
-        return 0
     config = resolve(config)
     if fsdp.processes(config.machine) > 1:
         return fsdp.launch(fsdp.processes(config.machine), __file__, argv)
@@ -110,8 +103,6 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
             for step in bar:
                 metrics, samples = train_step(run, step)
                 check_policy(run, step)
-                if is_due(step, steps, run.config.evaluation.eval_every):
-                    metrics["bench"] = on_benchmarks(run, step + 1)
                 history.append(metrics)
                 try:
                     log_step(metrics, samples)
@@ -157,19 +148,10 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     """
     config = run.config
     context = run.context
-    sampling = config.sampling
-    group_size = sampling.rollouts_per_prompt
     clock = log.Clock(run.ranks.device)
     context.step = step
     torch.manual_seed(seed_of(config.seed, step, run.ranks.rank))
-    drawn = context.task.draw(step, sampling.prompts_per_step, config.seed)
-    problems = fsdp.share(drawn, run.ranks)  # this rank's
-    rollouts, verdicts = sample_and_grade(run, problems, group_size, sampling.temperature, clock)
-    replaced = 0  # groups
-    if sampling.dynamic_sampling:
-        problems, rollouts, verdicts, replaced = resample_equal(
-            run, step, problems, rollouts, verdicts, clock
-        )
+    problems, rollouts, verdicts = run.sample(run, step, clock)  # this rank's
     batch = Batch.of(rollouts, verdicts, problems)  # A (b,), Eq. (1)
     batch = score_and_credit(run, batch, clock)  # with token advantages (b, T)
     batch = Batch.cat(fsdp.gather(batch, run.ranks))  # of all ranks
@@ -182,8 +164,6 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
         updates["peak_gb"] = max(fsdp.gather(log.peak_gb(), run.ranks))
     if checksum is not None:
         updates["checksum"] = checksum
-    if sampling.dynamic_sampling:
-        updates["replaced"] = sum(fsdp.gather(replaced, run.ranks)) / len(batch.problems)
     of_batch = {}
     samples = []
     if run.ranks.main:
@@ -196,7 +176,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
             samples += sample_rows(step, context.tokenizer, context.task, batch, weights, group)
     clock.lap("measure")
     context.step = step + 1  # steps done
-    return {"step": step + 1} | of_batch | updates | {"seconds": clock.laps}, samples
+    return {"step": step + 1} | of_batch | updates | run.extra | {"seconds": clock.laps}, samples
 
 
 def score_and_credit(run: Run, batch: Batch, clock: log.Clock) -> Batch:

@@ -63,7 +63,7 @@ def save(run: Run, step: int) -> None:
         _remove(folder)
         draft.rename(folder)
         for old in files.checkpoints_of(run.folder)[: -run.config.checkpoints.keep]:
-            _remove(old)
+            _remove(old, run.config.checkpoints.keep_models)
     gather(None, run.ranks)  # until it has its name
 
 
@@ -80,8 +80,6 @@ def resume(config: TrainConfig, folder: str) -> TrainConfig:
     fixed = {name: value for name, value in given.items() if name not in MAY_CHANGE}
     whose = f"the run in --resume {folder} has"
     refuse_other_settings(fixed, flat(saved), whose, "leave the flag out")
-    if "bench" in given or given.get("eval_every") == 0:  # other benchmarks, or none
-        saved = with_values(saved, {"bench": (), "bench_data": ()})
     resumed = with_values(saved, given | {"resume": str(path)})
     steps = resumed.optimisation.steps
     if steps < report["step"]:  # equal if only the last evaluation was cut off
@@ -112,7 +110,7 @@ def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
     run.context.step = step
     if run.ranks.main:
         print(f"resumed after step {step} from {path}")
-        for old in discard_after(run.folder, step):
+        for old in discard_after(run.folder, step, run.config.checkpoints.keep_models):
             print(f"removed {old}, which comes after it")
         (run.folder / "after.jsonl").unlink(missing_ok=True)
         files.write_rows(run.folder / "metrics.jsonl", metrics)
@@ -157,24 +155,24 @@ def plain_errors() -> Iterator[None]:
         raise first from None
 
 
-def discard_after(run: Path, step: int) -> list[Path]:
+def discard_after(run: Path, step: int, keep_models: bool) -> list[Path]:
     """Remove and return checkpoints of later steps: a run that resumes from `step` writes its own.
 
     Drafts go, too, and what a kill has left of a checkpoint that was being removed.
     """
     later = [path for path in files.checkpoints_of(run) if files.step_of(path) > step]
     for path in files.steps_of(run):
-        if path in later or not (path / "complete.json").exists():
+        if files.step_of(path) > step or not keep_models and not (path / "complete.json").exists():
             _remove(path)
     for draft in (run / "checkpoints").glob(".writing-*"):
         shutil.rmtree(draft)
     return later
 
 
-def _remove(folder: Path) -> None:
+def _remove(folder: Path, keep_model: bool = False) -> None:
     """Remove a checkpoint, first what makes it one, so that a half-removed one is never chosen."""
     (folder / "complete.json").unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    shutil.rmtree(folder / "state" if keep_model else folder, ignore_errors=True)
 
 
 def _state(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:

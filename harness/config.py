@@ -5,8 +5,8 @@
 
 Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318) and its protocol:
 `docs/recipe.md` has each one beside the paper's words, and our reason where the paper is silent.
-`--task embedded`, the default without `--model`, and `--task words` have sizes for two CPU cores;
-`--smoke` shrinks every size. `--resume` restores all settings; those in MAY_CHANGE can be
+`--task embedded`, the default without `--model`, and `--task own` have sizes for two CPU cores.
+`--resume` restores all settings; those in MAY_CHANGE can be
 changed. This file imports no torch, so that `--help` answers at once.
 """
 
@@ -25,6 +25,7 @@ import tyro
 from credit.settings import Credit, Shear
 from harness.paper_tables import PAPER_TABLES
 from tasks.errors import BadInput
+from tasks.plug import look_up
 from tasks.settings import (
     Count,
     Grading,
@@ -62,15 +63,12 @@ Counts = Annotated[tuple[int, ...], several(number(int, 1, 10**6))]
 GroupSizes = Annotated[tuple[int, ...], several(number(int, 2, 4096))]
 SmallCount = Annotated[int, number(int, 0, 4096)]
 PathFlag = Annotated[Path, spec("PATH", Path)]
-TRACKERS = "wandb", "trackio", "tensorboard"
 # What a resumed run may change: its length, what it saves and measures on the way, how fast it
 # learns, and the machine. A change of the last two makes a run that differs in its bits.
 MAY_CHANGE = frozenset(
     "steps save_every keep keep_samples lr max_grad_norm resume ranks device threads micro_tokens "
-    "generate_batch eval_every bench bench_data track force".split()
+    "generate_batch keep_models".split()
 )
-# Memory in GB and peak TFLOP/s in bfloat16, for --plan.
-GPUS = {"A100": (80, 312), "H100": (80, 989), "H200": (141, 989)}
 FLAT = (tyro.conf.OmitArgPrefixes,)  # flags are named by their fields alone
 
 
@@ -89,8 +87,6 @@ class Sampling:
     """Maximum response length in tokens; 0: as long as an answer needs (embedded only)."""
     temperature: Annotated[float, number(float, 1e-3, 1e3)] = 1.0
     """Temperature, of sampling and of the trained log-probabilities alike."""
-    dynamic_sampling: Natural = 0
-    """Replace groups whose rewards are all equal, at most N times per step, as DAPO does."""
 
 
 @dataclass(frozen=True)
@@ -115,16 +111,10 @@ class Optimisation:
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Evaluations before, during and after training."""
+    """Evaluations before and after training."""
 
     eval_groups: Count = 64
     """Maximum number of held-out problems that are sampled --rollouts-per-prompt times."""
-    eval_every: Natural = 0
-    """Steps between evaluations on --bench; 0: none."""
-    bench: Texts = ()
-    """Benchmarks: math, code, embedded, or their names (listed by eval.py --help)."""
-    bench_data: Texts = ()
-    """NAME=FILE: a local file for a benchmark, instead of the hub's."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +125,8 @@ class Checkpoints:
     """Steps between checkpoints; the last step is always saved."""
     keep: Count = 2
     """Number of checkpoints to keep."""
+    keep_models: bool = False
+    """Of older checkpoints keep the models, which eval.py takes: .../checkpoints/*/model."""
     keep_samples: bool = False
     """Write all groups of a step to samples.jsonl, not only one."""
     resume: OptionalText = None
@@ -161,11 +153,6 @@ class Machine:
 class TrainMachine(Machine):
     """Devices, number format, processes and batch sizes."""
 
-    plan: Annotated[str | None, spec("GPU", one_of(GPUS))] = None
-    """Only print the memory and hours that a run will take on --ranks such GPUs: A100, H100, H200.
-    """
-    force: bool = False
-    """Train even if the predicted memory exceeds the available memory."""
     shard_over: Natural = 0
     """Processes that share one copy of the weights; 0: all. On several nodes: GPUs per node."""
     recompute: bool = True
@@ -179,9 +166,9 @@ class TrainMachine(Machine):
 class TrainConfig:
     """Train a causal language model with SHEAR, GRPO or a related method."""
 
-    task: Literal["embedded", "words", "math", "code", "own"] = "math"
-    """Problems to train on; own: math with sizes for a CPU; default: embedded without --model,
-    otherwise math.
+    task: Annotated[str, spec("NAME", str)] = "math"
+    """Problems to train on: embedded, math, code, own (math with sizes for a CPU), or a task of the
+    lab (words); default: embedded without --model, otherwise math.
     """
     model: OptionalText = None
     """Hugging Face folder or hub id, .gguf file, or smollm2; by default embedded makes a model."""
@@ -191,10 +178,6 @@ class TrainConfig:
     """Folder for runs."""
     name: OptionalText = None
     """Name of this run's folder in --out; default: task, method and the next free number."""
-    track: Annotated[str | None, spec("NAME", one_of(TRACKERS))] = None
-    """Also log metrics to wandb, trackio or tensorboard, which must be installed."""
-    smoke: bool = False
-    """Check your setup: shrink every size and alternate the verdicts."""
     use: Texts = ()
     """MODULE[:NAME=VALUE,...] whose use(run, ...) changes the run, as lab.fast does (repeatable)."""
     problems: Problems = field(default_factory=Problems)
@@ -224,43 +207,23 @@ EMBEDDED = replace(
     optimisation=Optimisation(steps=40, lr=1e-4, prompts_per_update=4),
     machine=TrainMachine(threads=1, recompute=False),
 )
-# Sizes for a model of 135 million parameters on two CPU cores. Responses have 30 to 80 tokens, a
-# step about 16; spans of 12 in steps of 4 compare less than one. Plain text is the shortest prompt.
-WORDS = replace(
+# Sizes for a model of 135 million parameters on two CPU cores; a step of a response has about 16
+# tokens, and spans of 12 in steps of 4 compare less than one.
+OWN = replace(
     PAPER_RECIPE,
-    task="words",
-    problems=Problems(heldout=64, template="plain", warmup_steps=40),
+    task="own",
     shear=Shear(window=12, stride=4),
-    sampling=Sampling(prompts_per_step=4, max_tokens=128),
+    sampling=Sampling(prompts_per_step=4, max_tokens=256),
     optimisation=Optimisation(steps=16, lr=2e-5, prompts_per_update=4, micro_tokens=4096),
     evaluation=Evaluation(eval_groups=16),
     machine=TrainMachine(recompute=False),
 )
-# The same for problems of one's own, whose prompts and responses may be longer.
-OWN = replace(
-    WORDS, task="own", problems=Problems(), sampling=replace(WORDS.sampling, max_tokens=256)
-)
 PRESETS = {
     "embedded": EMBEDDED,
-    "words": WORDS,
     "math": PAPER_RECIPE,
     "code": replace(PAPER_RECIPE, task="code"),
     "own": OWN,
 }
-
-
-def smoke(config: TrainConfig) -> TrainConfig:
-    """Every size shrunk, to check a setup in minutes; `SmokeTask` makes the verdicts."""
-    max_tokens = min(64, config.sampling.max_tokens)
-    lessons = config.problems.warmup_steps // 10
-    return replace(
-        config,
-        problems=replace(config.problems, heldout=8, warmup_steps=lessons),
-        sampling=Sampling(prompts_per_step=8, rollouts_per_prompt=4, max_tokens=max_tokens),
-        optimisation=replace(config.optimisation, steps=4, prompts_per_update=4),
-        evaluation=Evaluation(eval_groups=8),
-        checkpoints=Checkpoints(save_every=2),
-    )
 
 
 @dataclass(frozen=True)
@@ -269,14 +232,17 @@ class Preset:
 
     task: str | None = None
     model: str | None = None
-    smoke: bool = False
 
 
 def preset(argv: Sequence[str] | None) -> TrainConfig:
-    """The defaults that --task, --model and --smoke choose, with the names of all given flags."""
+    """The defaults that --task and --model choose, with the names of all given flags."""
     chosen, _ = read_flags(Preset, argv, add_help=False, return_unknown_args=True)
-    default = PRESETS.get(chosen.task or ("math" if chosen.model else "embedded"), PAPER_RECIPE)
-    return replace(smoke(default) if chosen.smoke else default, given=given_flags(argv))
+    name = chosen.task or ("math" if chosen.model else "embedded")
+    try:
+        default = look_up(PRESETS, "tasks", "--task", name)
+    except BadInput:  # which `harness.refusals.check` raises again
+        default = PAPER_RECIPE
+    return replace(default, given=given_flags(argv))
 
 
 def given_flags(argv: Sequence[str] | None) -> tuple[str, ...]:

@@ -50,10 +50,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grading.readings import read_answer
 from grpo import hf_generate, rollout
-from harness import files, fsdp, memory
-from harness.config import Machine, Protocol, TrainConfig
+from harness import files, fsdp, memory, models
+from harness.config import Machine, Protocol
 from harness.models import stop_ids
-from harness.run import Ranks, Run
+from harness.run import Ranks
 from rewards import Verdict, grade_all, style_of
 from tasks import toy
 from tasks.benchmarks import Loaded
@@ -82,16 +82,6 @@ class Sampler(NamedTuple):
     name: str  # where the model is
     generate_batch: int  # rollouts generated together
     generate: Callable[..., Tensor] = hf_generate
-
-
-def protocol_of(config: TrainConfig) -> Protocol:
-    """The protocol of --bench: the paper's, with the run's template, limit and graders."""
-    return Protocol(
-        max_tokens=config.sampling.max_tokens,
-        template=config.problems.template,
-        grade_timeout=config.grading.grade_timeout,
-        sandbox=config.grading.sandbox,
-    )
 
 
 # ---- sampling and grading ------------------------------------------------------------------------
@@ -134,39 +124,6 @@ def evaluate_benchmark(
             files.append_rows(path, new)
         rows += new
     return rows
-
-
-def on_benchmarks(run: Run, step: int) -> dict[str, dict]:
-    """The policy's results on the --bench sets after `step` steps, by benchmark.
-
-    Its generations go to the run's eval/.
-    """
-    name = str(run.folder / "model")
-    sampler = Sampler(
-        run.context.policy.model,
-        run.context.tokenizer,
-        name,
-        run.config.machine.generate_batch,
-    )
-    path = run.folder / "eval" / f"step-{step:06d}.jsonl"
-    results = {}
-    if run.ranks.main:
-        path.parent.mkdir(exist_ok=True)
-        path.unlink(missing_ok=True)
-    for loaded in run.sets:
-        rows = evaluate_benchmark(
-            sampler,
-            loaded,
-            protocol_of(run.config),
-            run.ranks,
-            path,
-            [run.config.seed],
-        )
-        results[loaded.benchmark.name] = summarise(rows) | {
-            "revision": loaded.revision,
-            "window": loaded.benchmark.window,
-        }
-    return results
 
 
 def blocks_of(loaded: Loaded, protocol: Protocol) -> list[list[dict]]:
@@ -257,9 +214,6 @@ def choose_batch_of_model(
     return memory.choose_batch(model.config, machine, room, max(prompts), protocol.max_tokens)
 
 
-def context_of(model: PreTrainedModel) -> float:
-    """The most tokens that the model can read: prompt and response together."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf
 
 
 def grade_block(
@@ -274,7 +228,7 @@ def grade_block(
     prompts = [task.prompt(problem) for problem in problems]
     by_limit = defaultdict(list)  # limit in tokens -> indices of problems
     for place, ids in enumerate(sampler.tokenizer(prompts, add_special_tokens=False)["input_ids"]):
-        room = context_of(sampler.model) - len(ids)
+        room = models.context_of(sampler.model) - len(ids)
         by_limit[max(0, int(min(protocol.max_tokens, loaded.max_tokens, room)))].append(place)
     rows: list[list[dict]] = [[] for _ in problems]
     for limit, places in sorted(by_limit.items()):

@@ -38,8 +38,8 @@ def open_folder(run: Run) -> Iterator[None]:
 
 
 def free_name(config: TrainConfig) -> str:
-    """Task and method, or `smoke`, and the next free number."""
-    name = "smoke" if config.smoke else f"{config.task}-{config.credit.method}"
+    """Task and method, and the next free number."""
+    name = f"{config.task}-{config.credit.method}"
     number = 1
     while (Path(config.out) / f"{name}-{number}").exists():
         number += 1

@@ -9,35 +9,26 @@ trained and sampled as asked, that it fits, and that prompts and responses fit i
 """
 
 import hashlib
+import importlib
 import shutil
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo import Policy
-from harness import evaluation, files, fsdp, memory, models
+from harness import files, fsdp, memory, models
 from harness.config import TrainConfig, flag, flat, with_values
-from harness.evaluation import context_of
 from harness.run import Ranks, Run, make_context, save_pretrained
-from tasks import benchmarks, lessons, problems, toy, words
-from tasks.benchmarks import Loaded
+from harness.sampling import sample_step
+from tasks import lessons, toy
 from tasks.errors import BadInput
-from tasks.problems import SmokeTask, Task, digest_of, split
+from tasks.plug import look_up
+from tasks.problems import Task, digest_of, split
 from tasks.settings import TASKS
 
-# (settings, grading, seed, tokenizer, the model's name) -> the task, and notes.
-_MAKE_TASK: dict[str, Callable[..., tuple[Task, list[str]]]] = {
-    "embedded": toy.task,
-    "words": words.task,
-    "math": partial(problems.task, "math"),
-    "code": partial(problems.task, "code"),
-    "own": partial(problems.task, "math"),
-}
 LESSONS = "lessons.json"  # beside a taught model: the digest of what it was taught
 
 
@@ -53,14 +44,11 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
             problems = config.problems
             model = toy.make_model(problems.toy_lines, config.seed, problems.toy_width)
             tokenizer = toy.make_tokenizer(problems.toy_lines)
-        config, task, task_notes = make_task(config, tokenizer, context_of(model))
+        config, task, task_notes = make_task(config, tokenizer, models.context_of(model))
         check_ranks(config, ranks)
         prompts = map(task.prompt, task.train + task.heldout)
         models.check_embedded("--model", config.model or "", model, tokenizer, prompts)
-        sets = load_benchmarks(config, model, tokenizer)
-        notes = describe(config, ranks, task, model, sets) + task_notes
-        if config.smoke:
-            task = SmokeTask(**vars(task))
+        notes = describe(config, ranks, task, model) + task_notes
         if not config.machine.generate_batch:
             batch = choose_batch_of_run(config, ranks, task, model, tokenizer)
             config = with_values(config, {"generate_batch": batch})
@@ -72,11 +60,11 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
             model = models.load_model(config.model, ranks.device, tokenizer)
         model.eval()  # throughout: dropout would make sampler and trainer disagree
         context = make_context(config, Policy(model), tokenizer, task)
-        return Run(config, ranks, context, sets, notes)
+        return Run(config, ranks, context, sample_step, notes=notes)
 
 
 def describe(
-    config: TrainConfig, ranks: Ranks, task: Task, model: PreTrainedModel, sets: list[Loaded]
+    config: TrainConfig, ranks: Ranks, task: Task, model: PreTrainedModel
 ) -> list[str]:
     """The plan's lines on device, number formats and threads, on model, problems and benchmarks."""
     numbers = f"weights and optimizer float32, compute {config.machine.dtype}"
@@ -84,7 +72,7 @@ def describe(
     device: str = config.machine.device
     if device == "cpu" and torch.backends.mps.is_available():
         device = "cpu (not mps, which has no float64)"
-    size = f"{model.num_parameters():,} parameters, context {context_of(model)}"
+    size = f"{model.num_parameters():,} parameters, context {models.context_of(model)}"
     notes = [
         f"{ranks.world} rank(s) on {device}, {numbers}, {threads}",
         f"model {config.model or 'made here'}: {type(model).__name__}, {size}",
@@ -95,10 +83,6 @@ def describe(
         notes.append(f"a pass over --data takes {steps} step(s)")
         if config.task == "math" and device != "cuda":
             notes.append("sizes and --lr are the paper's; --task own has some for a CPU")
-    for loaded in sets:
-        notes += loaded.notes
-    if config.smoke:
-        notes.append("smoke test: verdicts alternate, whatever a response says")
     return notes
 
 
@@ -147,7 +131,8 @@ def make_task(
     max_tokens = size.config.sampling.max_tokens
     room = context - max_tokens  # tokens left for the prompt
     name = files.origin_of(config.model or "made here")
-    make = _MAKE_TASK[config.task]
+    module, _, function = look_up(TASKS, "tasks", "--task", config.task).make.partition(":")
+    make = getattr(importlib.import_module(module), function)
     task, notes = make(config.problems, config.grading, config.seed, tokenizer, name)
     if task.heldout:  # the embedded task, whose prompts all have one length
         longest = len(tokenizer(task.prompt(task.heldout[0]))["input_ids"])
@@ -159,11 +144,6 @@ def make_task(
     else:
         task, dropped = hold_out(size, task, tokenizer, room)
         notes += [*size.notes, *dropped]
-    if config.problems.warmup_steps and not task.lessons:
-        raise BadInput(
-            f"--warmup-steps {config.problems.warmup_steps}: no row that is trained on has a "
-            f'"solution" in --data {config.problems.data}; leave it out'
-        )
     digest = digest_of(task.train + task.heldout)
     if config.checkpoints.resume and config.digest != digest:
         raise BadInput(
@@ -227,35 +207,13 @@ def task_of_run(path: str) -> tuple[TrainConfig, Task]:
     """
     config = files.read_config(files.run_of(path))
     model, tokenizer = models.load_outline(path)
-    made, task, _ = make_task(config, tokenizer, context_of(model))
+    made, task, _ = make_task(config, tokenizer, models.context_of(model))
     if config.digest and made.digest != config.digest:
         raise BadInput(
             f"--model {path}: config.json of its run, or --data {config.problems.data}, says other "
             "problems than the run had; restore it"
         )
     return config, task
-
-
-def load_benchmarks(
-    config: TrainConfig, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
-) -> list[Loaded]:
-    """The sets of --bench, refusing those that the model cannot be asked; raises BadInput."""
-    make_embedded = partial(
-        benchmarks.embedded_set, config.problems.toy_lines, config.problems.heldout, config.seed
-    )
-    sets = benchmarks.load_sets(
-        list(config.evaluation.bench),
-        list(config.evaluation.bench_data),
-        {"embedded": make_embedded},
-        flag="--bench-data",
-    )
-    protocol = evaluation.protocol_of(config)
-    origin = files.origin_of(config.model or "the model")
-    for loaded in sets:
-        task = evaluation.as_task(loaded, protocol, tokenizer, origin)
-        prompts = map(task.prompt, loaded.problems)
-        models.check_embedded("--model", config.model or "", model, tokenizer, prompts)
-    return sets
 
 
 # ---- lessons -------------------------------------------------------------------------------------
@@ -266,6 +224,8 @@ def give_lessons(run: Run) -> None:
 
     Lessons are left out where `needs_lessons` is false.
     """
+    if run.config.problems.warmup_steps and not run.context.task.lessons:
+        raise BadInput("--warmup-steps: the task has no lessons; --use lab.warm_up, or leave it out")
     if needs_lessons(run):
         run.context.policy = Policy(teach_policy(run))
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -24,24 +23,13 @@ from transformers.utils import ModelOutput
 
 from credit.settings import Shear
 from harness import files
-from harness.config import TrainConfig, flat
-from harness.fsdp import together
-from harness.page import write_page
+from harness.config import TrainConfig
 from harness.run import Run
-from harness.tables import mean_and_error, percent
 from rewards import Verdict, rewards_of
 from shear import span_bounds
-from tasks.errors import BadInput, cause, printable
+from tasks.errors import printable
 from tasks.lessons import SILENCE
 
-if TYPE_CHECKING:
-    from accelerate.tracking import GeneralTracker
-
-# Colours of figures: blue and orange, as on the page.
-RIGHT = "#0072B2"
-WRONG = "#D55E00"
-INK = "#222222"
-FAINT = "#999999"
 WIDTH = 88  # columns of what is printed; only a path may force more
 HEADER_EVERY = 20  # rows of steps
 ALIKE = 0.75  # the floor's share of the mean weight above which nearly all weights are alike
@@ -63,6 +51,11 @@ RARE = {
     "sign_changes": "flip",
     "replaced": "replaced",
 }
+
+
+def percent(value: float, error: float) -> str:
+    """A share and its error in percent: 35.2 ± 1.4; "-" for NaN."""
+    return "-" if math.isnan(value) else f"{100 * value:.1f} ± {100 * error:.1f}"
 
 
 class Clock:
@@ -148,9 +141,6 @@ def step_lines(m: dict, steps: int, shown: int) -> list[str]:
     rare = [f"{title} {m[name]:.4g}" for name, title in RARE.items() if m.get(name)]
     if rare:
         lines.append(" " * (width + 2) + "  ".join(rare))
-    if "bench" in m:
-        means = [f"{name} {mean_and_error(result)}" for name, result in m["bench"].items()]
-        lines.append(wrap(f"on benchmarks: {', '.join(means)}"))
     return lines
 
 
@@ -175,10 +165,9 @@ def print_before(config: TrainConfig, folder: Path, before: dict) -> None:
     write_evaluation(folder, "before", before)
     shown = [f"{name} {percent(*before[name][:2])}%" for name in ("greedy", "sampled")]
     print(f"held-out accuracy before: {', '.join(shown)}", flush=True)
-    if config.credit.method == "shear" and not config.smoke:
+    if config.credit.method == "shear":
         print(wrap(span_note(before["length"], config.shear)), flush=True)
-    if not config.smoke:  # which cuts responses off
-        print_no_signal(before["sampled"][0], before)
+    print_no_signal(before["sampled"][0], before)
 
 
 def print_time(run: Run, seconds: float) -> None:
@@ -242,15 +231,11 @@ def show_progress(model: PreTrainedModel, most: int, main: bool) -> Iterator[Non
 def step_log(run: Run) -> Iterator[Callable[[dict, list[dict]], None]]:
     """Yield the function that logs a step's metrics and samples.
 
-    It appends rows to the run's files, prints a line of the table and feeds `--track`.
+    It appends rows to the run's files, and prints a line of the table.
     """
     config = run.config
     folder = run.folder
     logged: list[float] = []  # rewards
-    with together(run.ranks):
-        tracker = None
-        if config.track and run.ranks.main:
-            tracker = start_tracker(config.track, config, folder)
 
     def log(metrics: dict, samples: list[dict]) -> None:
         if not run.ranks.main:
@@ -261,14 +246,10 @@ def step_log(run: Run) -> Iterator[Callable[[dict, list[dict]], None]]:
         logged.append(metrics["reward"])
         if metrics["step"] == 1 and config.credit.method == "shear":
             tqdm.write(wrap(floor_note(metrics, config)))
-        if metrics["step"] == 2 and len(set(logged)) == 1 and not config.smoke:
+        if metrics["step"] == 2 and len(set(logged)) == 1:
             print_no_signal(metrics["reward"], metrics)
-        if tracker:
-            tracker.log(flatten_numbers(metrics), step=metrics["step"])
 
     yield log
-    if tracker:
-        tracker.finish()  # not after an error: wandb then ends with Python, and knows its status
 
 
 def print_no_signal(reward: float, found: dict) -> None:
@@ -310,95 +291,10 @@ def print_after(
         weight = f"the mean {config.credit.method} weight of each line"
         print(f"\na wrong rollout after training, with {weight}:")
         print("\n".join(after["example"]))
-    plot(history, before, after, config, folder / "curve.png")
     peak = max(m.get("peak_gb", 0) for m in history)
     if peak:
         print(f"peak memory per GPU: {peak:.1f} GB")
     place = shlex.quote(str(folder))
-    print(f"\npage of one group per step: {write_page(folder)}")
-    print(f"and in {place}/: curve.png, model/\nnext: python eval.py --model {place}")
+    print(f"\nthe model: {place}/model\nnext: python eval.py --model {place}")
+    print(f"      python -m lab.curve {place}; python -m lab.page {place}")
     print("      the same command with another --method, then python -m lab.studies.compare RUN RUN")
-    if config.smoke:
-        print("smoke test passed: sample, grade, credit, update, checkpoint")
-
-
-def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, path: Path) -> None:
-    """Draw the run's curve: rewards on the left, token weights on the right.
-
-    The left panel also has held-out accuracy and the share of groups without signal; the right one
-    the weights' floor, which is Eq. (10) for equal spans.
-    """
-    # Not pyplot, which needs a backend. Imported here, so that only one rank waits for it.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 3.4), layout="constrained")
-    rewards, weights = figure.subplots(1, 2)
-    rows = pd.DataFrame(history)  # one per step, a column per metric
-    steps = rows["step"]
-    # where no token has an advantage the mean is 1, a number that was not measured
-    rows["weight_mean"] = rows["weight_mean"].where(rows["equal_groups"] < 1)
-    rewards.plot(steps, rows["reward"], color=INK, label="right, training batch")
-    rewards.plot(steps, rows["equal_groups"], color=FAINT, label="groups without signal")
-    for name, marker, colour in (("greedy", "o", RIGHT), ("sampled", "s", WRONG)):
-        means, errors, _ = zip(before[name], after[name], strict=True)
-        label = f"right, held out, {name}"
-        rewards.errorbar([0, len(steps)], means, errors, fmt=marker, color=colour, label=label)
-    # those of --reward may lie elsewhere
-    limits = min(0, rows["reward"].min()), max(1, rows["reward"].max())
-    rewards.set(ylabel="share", ylim=limits, title=f"{config.task} task")
-    curves = {
-        "weight_mean": ("all tokens", INK),
-        "weight_before": ("wrong, before the first error", RIGHT),
-        "weight_after": ("wrong, from it on", WRONG),
-    }
-    for name, (title, colour) in curves.items():
-        if name in rows:
-            weights.plot(steps, rows[name], color=colour, label=title)
-    if "eps_over_nbar" in rows:
-        floor = rows["eps_over_nbar"].mean() * math.log(config.shear.window)
-        weights.axhline(floor, color=FAINT, ls="--", lw=1, label="floor, eps ln window")
-    weights.axhline(0, color=FAINT, lw=0.5)
-    weights.set(ylabel="mean token weight", title=f"{config.credit.method} weights")
-    for axes in (rewards, weights):
-        axes.set_xlabel("step")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=160)
-
-
-# ---- --track -------------------------------------------------------------------------------------
-# metrics.jsonl stays the source: everything that a tracker shows can be made again from it.
-# Left out: the evaluations before and after training, samples, weights.
-# A resumed run is a new one of the same name.
-
-
-def start_tracker(name: str, config: TrainConfig, folder: Path) -> "GeneralTracker":
-    """The tracker of `--track`; raises BadInput where it cannot start."""
-    from accelerate import tracking  # here, as few runs ask for it
-    from accelerate.state import PartialState
-
-    PartialState()  # the trackers raise without it; it takes a process group as it is
-    kind = tracking.LOGGER_TYPE_TO_CLASS[name]
-    if name == "tensorboard":
-        run = kind(name, logging_dir=folder)
-    else:
-        place = {"dir": folder} if name == "wandb" else {}
-        run = kind("shear", name=folder.name, config=flat(config), **place)
-    try:
-        run.start()
-    except Exception as error:  # of every kind; the cause stays attached
-        remedy = "log in, set WANDB_MODE=offline, or leave it out"
-        raise BadInput(f"--track {name}: cannot start ({cause(error)}); {remedy}") from error
-    return run
-
-
-def flatten_numbers(row: dict) -> dict[str, float]:
-    """The numbers of a row by name; those of a dictionary in it are named `dictionary/name`."""
-    numbers = {}
-    for name, value in row.items():
-        if isinstance(value, dict):
-            for inner, number in flatten_numbers(value).items():
-                numbers[f"{name}/{inner}"] = number
-        elif isinstance(value, int | float):
-            numbers[name] = value
-    return numbers

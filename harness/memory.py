@@ -4,7 +4,6 @@
     choose_batch(model_config, ...)  how many rollouts are generated together by default
     plan(model, config, ranks)       its lines on memory and disk; raises BadInput where either can
                                      never suffice
-    foresee(config)                  lines on memory and hours on GPUs that are not here (--plan)
 
 Weights, AdamW's moments and the sampling copy stay in memory throughout. Sampling adds the rollouts
 that are generated together (`row_bytes` each); training adds gradients and logits.
@@ -23,8 +22,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo import AT_ONCE, HEAD_CHUNK
-from harness.config import GPUS, Machine, TrainConfig, with_values
-from harness.models import load_shapes
+from harness.config import Machine, TrainConfig
 from harness.run import Ranks
 from tasks.errors import BadInput
 from tasks.problems import Task
@@ -109,26 +107,10 @@ def longest_prompt(task: Task, problems: Sequence[dict], tokenizer: PreTrainedTo
     return len(tokenizer(task.prompt(longest), add_special_tokens=False)["input_ids"])
 
 
-def parameters(model: PreTrainedModel, rank: int = 0) -> tuple[int, int]:
-    """How many parameters a model has with an adapter of this rank, and how many are trained.
-
-    Rank 0 is no adapter. Those of experts are not counted.
-    """
-    total = model.num_parameters()  # tied ones once
-    if not rank:
-        return total, total
-    adapter = 0
-    for layer in model.modules():
-        if isinstance(layer, torch.nn.Linear) and layer is not model.get_output_embeddings():
-            adapter += rank * (layer.in_features + layer.out_features)
-    return total + adapter, adapter
-
-
 def plan(model: PreTrainedModel, config: TrainConfig, ranks: Ranks) -> list[str]:
     """The plan's lines on predicted memory and disk, with a warning where memory is too small.
 
-    Raises BadInput if a checkpoint does not fit on the disk, or, without `--force`, if weights,
-    moments, gradients and the sampling copy do not fit in memory.
+    Raises BadInput if a checkpoint does not fit on the disk.
     """
     room = room_gb(ranks.device)
     gb = predict(model, config, ranks.world)
@@ -139,13 +121,6 @@ def plan(model: PreTrainedModel, config: TrainConfig, ranks: Ranks) -> list[str]
         raise BadInput(
             f"--out {config.out}: {checkpoint}, and {free:.3g} GB of the disk are free; choose "
             "another, or free space"
-        )
-    need = gb["resident"] + gb["gradients"]
-    if need > room and not config.machine.force:
-        raise BadInput(
-            f"--model {config.model}: weights, moments, gradients and the sampling copy take "
-            f"{need:.1f} GB a rank of {room:.1f} GB; give --lora-rank 16, more GPUs or a smaller "
-            "model, or continue with --force"
         )
     disk = f"{checkpoint}; {config.checkpoints.keep} stay; {free:.0f} GB of the disk are free"
     return [*lines, disk]
@@ -163,34 +138,6 @@ def memory_lines(gb: dict[str, float], room: float) -> list[str]:
             "more GPUs"
         )
     return lines
-
-
-def foresee(config: TrainConfig) -> list[str]:
-    """Lines on the memory and the hours of a run on --ranks GPUs of --plan; reads no weights.
-
-    The hours are those of responses that are all as long as they may be. Raises BadInput.
-    """
-    gpu = str(config.machine.plan)
-    if not config.model:
-        raise BadInput(f"--plan {gpu}: needs --model; give a folder or hub id")
-    room, peak = GPUS[gpu]
-    world = config.machine.ranks or 1
-    model = load_shapes(config.model)
-    config = with_values(config, {"device": "cuda", "dtype": "bfloat16"})
-    left = room - predict(model, config, world)["resident"]
-    sampling = config.sampling
-    batch = choose_batch(model.config, config.machine, left, PROMPT, sampling.max_tokens)
-    gb = predict(model, with_values(config, {"generate_batch": batch}), world)
-    rollouts = config.optimisation.steps * sampling.prompts_per_step * sampling.rollouts_per_prompt
-    # FLOPs per token and parameter: 2 to sample, 2 to score, 6 to train, 2 to recompute
-    flops = (2 / SAMPLING + 10 / TRAINING) * rollouts * sampling.max_tokens * parameters(model)[0]
-    hours = flops / (world * peak * 1e12) / 3600
-    note = (
-        f"about {hours:,.0f} hours on {world} {gpu} if all {rollouts:,} responses have "
-        f"{sampling.max_tokens} tokens, fewer if they are shorter; assumes {SAMPLING:.0%} of the "
-        f"peak FLOP/s in sampling and {TRAINING:.0%} in scoring and training"
-    )
-    return [*memory_lines(gb, room), note]
 
 
 def room_gb(device: torch.device) -> float:

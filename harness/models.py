@@ -12,6 +12,7 @@ logits are not its head's output on the last hidden state: `grpo.Policy` compute
 
 import contextlib
 import importlib.metadata
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
 from pathlib import Path
@@ -291,3 +292,8 @@ def stop_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list
                 added = tokenizer.added_tokens_decoder
                 ids.update(id for id in follows if id in added and added[id].special)
     return sorted(ids - {None})
+
+
+def context_of(model: PreTrainedModel) -> float:
+    """The most tokens that the model can read: prompt and response together."""
+    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or math.inf

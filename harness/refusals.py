@@ -10,14 +10,13 @@ Left out: what depends on the model, the data or the number of ranks (`harness/l
 """
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
 from credit.rules import find
 from harness.config import TrainConfig, flag, flat
 from tasks.errors import BadInput
-from tasks.plug import options_of
+from tasks.plug import look_up, options_of
 from tasks.settings import TASKS
 
 
@@ -36,12 +35,12 @@ def makes_model(config: TrainConfig) -> bool:
 
 def writes_prompts(config: TrainConfig) -> bool:
     """Whether a prompt of the run follows --template."""
-    return config.task != "embedded" or bool(config.evaluation.bench)
+    return config.task != "embedded"
 
 
 def runs_programs(config: TrainConfig) -> bool:
     """Whether programs may be graded."""
-    return config.task == "code" or bool(config.evaluation.bench)
+    return config.task == "code"
 
 
 EFFECTS = (
@@ -50,7 +49,9 @@ EFFECTS = (
     Effect(
         "warmup_steps",
         "--task words, --data, or --task embedded without --model",
-        lambda config: config.task == "words" or bool(config.problems.data) or makes_model(config),
+        lambda config: TASKS[config.task].makes_problems and not config.task == "embedded"
+        or bool(config.problems.data)
+        or makes_model(config),
     ),
     Effect(
         "data",
@@ -59,12 +60,11 @@ EFFECTS = (
     ),
     Effect(
         "reward",
-        "--task words, own, math or code, and --model",
+        "--task own, math or code, and --model",
         lambda config: config.task != "embedded",
     ),
-    Effect("template", "--task words, own, math or code, or with --bench", writes_prompts),
-    Effect("sandbox", "--task code, or with --bench", runs_programs),
-    Effect("bench_data", "--bench", lambda config: bool(config.evaluation.bench)),
+    Effect("template", "--task own, math or code", writes_prompts),
+    Effect("sandbox", "--task code", runs_programs),
 )
 
 
@@ -77,6 +77,7 @@ def check(config: TrainConfig) -> None:
         text = " ".join(map(str, value)) if isinstance(value, tuple) else value
         return BadInput(f"{flag(name)} {text}: {reason}")
 
+    look_up(TASKS, "tasks", "--task", config.task)
     rule = find(config.credit.method)
     options_of(rule.credit, config.credit.method_option, f"--method {config.credit.method}")
     for effect in EFFECTS:
@@ -101,7 +102,3 @@ def check(config: TrainConfig) -> None:
             raise refusal("task", "needs --data; give a file of problems")
         if not config.sampling.max_tokens:
             raise refusal("max_tokens", "only --task embedded has a fixed length; raise it")
-    if bool(config.evaluation.eval_every) != bool(config.evaluation.bench):
-        raise refusal("eval_every", "must be above 0 with --bench, and 0 without; give both")
-    if config.track and not find_spec(config.track):
-        raise refusal("track", "this package is not installed; leave it out")

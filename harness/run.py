@@ -16,7 +16,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from credit.batch import Context
 from grpo import PADDED, Layout, Policy, hf_generate
 from harness.config import TrainConfig
-from tasks.benchmarks import Loaded
 from tasks.problems import Task
 
 EVALUATION = 2**31  # instead of a step, before and after training alike
@@ -52,14 +51,16 @@ class Run:
     ranks: Ranks
     # Its policy samples and scores: a whole copy of the weights, in the dtype of compute.
     context: Context
-    sets: Sequence[Loaded] = ()  # the --bench sets
-    notes: Sequence[str] = ()  # for the user, about what was loaded
     # ---- what a module of `--use` may replace, before the model is sharded; and `context.hooks` --
+    sample: Callable  # a step's problems, rollouts and verdicts, as `harness.sampling.sample_step`
     generate: Callable[..., Tensor] = hf_generate  # as `grpo.hf_generate`
     layout: Callable[[PreTrainedModel], Layout] = lambda model: PADDED  # of a model's micro-batches
     adapt: Callable[[PreTrainedModel], None] = lambda model: None  # before it is sharded
     save_model: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Path], None] = save_pretrained
+    # ---- metrics that they add to a step's row --------------------------------------------------
+    extra: dict[str, float] = field(default_factory=dict)
     # ---- set later ---------------------------------------------------------------------------------
+    notes: Sequence[str] = ()  # for the user, about what was loaded
     folder: Path = field(init=False)
     # float32 weights, sharded over the ranks; the context's policy itself on one rank in float32
     trained: Policy = field(init=False)

@@ -1,7 +1,7 @@
 """From problems to graded rollouts, and what ends a run that cannot get any.
 
 sample_and_grade(run, ...)      rollouts and their verdicts
-resample_equal(run, ...)        other groups for those of equal rewards: dynamic sampling
+sample_step(run, step, clock)   a step's problems, their rollouts and verdicts: `run.sample`
 check_verdicts(run, step, ...)  ends a run in which no rollout could be graded
 check_policy(run, step)         ends a run whose logits are not finite
 """
@@ -9,13 +9,13 @@ check_policy(run, step)         ends a run whose logits are not finite
 import torch
 
 from credit.batch import Batch
-from grpo import Rollouts, group_advantages, rollout
+from grpo import Rollouts, rollout
 from harness import fsdp
 from harness.command import RunFailed
 from harness.log import Clock
 from harness.models import stop_ids
 from harness.run import Run
-from rewards import NoVerdict, Verdict, rewards_of
+from rewards import NoVerdict, Verdict
 
 
 def sample_and_grade(
@@ -40,51 +40,17 @@ def sample_and_grade(
     return rollouts, verdicts
 
 
-def resample_equal(
-    run: Run,
-    step: int,
-    problems: list[dict],
-    rollouts: Rollouts,
-    verdicts: list[Verdict],
-    clock: Clock,
-) -> tuple[list[dict], Rollouts, list[Verdict], int]:
-    """Replace groups whose rewards are all equal, in at most --dynamic-sampling rounds.
-
-    Returns all groups' problems, rollouts and verdicts, and how many groups were replaced.
-
-    DAPO's dynamic sampling (Sec. 3.2 of arXiv 2503.14476); deviates: groups that are still equal
-    stay, so batches keep their size. The other problems depend on the step and the round alone, so
-    that a resumed run draws the same.
-    """
+def sample_step(
+    run: Run, step: int, clock: Clock
+) -> tuple[list[dict], Rollouts, list[Verdict]]:
+    """The problems of a step that are this rank's, G rollouts of each, and their verdicts."""
     sampling = run.config.sampling
-    problems = list(problems)
-    verdicts = list(verdicts)
-    replaced = 0
-    size = sampling.rollouts_per_prompt
-    for attempt in range(1, 1 + sampling.dynamic_sampling):
-        rewards = torch.tensor(rewards_of(verdicts)).view(-1, size)  # (groups, G), NaN: no verdict
-        # all advantages of a group are 0 where its rewards, but for NaN, are equal
-        mixed = group_advantages(rewards.flatten(), size).view(-1, size).any(1)  # (groups,)
-        equal = (~mixed).nonzero().flatten().tolist()
-        if not equal:
-            break
-        drawn = run.context.task.draw(step, sampling.prompts_per_step, run.config.seed, attempt)
-        others = fsdp.share(drawn, run.ranks)[: len(equal)]
-        new_rollouts, new_verdicts = sample_and_grade(
-            run, others, size, sampling.temperature, clock
-        )
-        for group, problem in zip(equal, others, strict=True):
-            problems[group] = problem
-        # the rollouts of these groups
-        places = size * torch.tensor(equal)[:, None] + torch.arange(size)  # (groups, G)
-        rows = places.flatten().tolist()
-        for row, verdict in zip(rows, new_verdicts, strict=True):
-            verdicts[row] = verdict
-        order = torch.arange(len(verdicts))
-        order[rows] = len(verdicts) + torch.arange(len(rows))
-        rollouts = Rollouts.cat([rollouts, new_rollouts]).take(order)
-        replaced += len(equal)
-    return problems, rollouts, verdicts, replaced
+    drawn = run.context.task.draw(step, sampling.prompts_per_step, run.config.seed)
+    problems = fsdp.share(drawn, run.ranks)
+    rollouts, verdicts = sample_and_grade(
+        run, problems, sampling.rollouts_per_prompt, sampling.temperature, clock
+    )
+    return problems, rollouts, verdicts
 
 
 @torch.no_grad()

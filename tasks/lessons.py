@@ -4,7 +4,6 @@
     draw_apart(count, heldout, make)       problems to train on, and others that are held out
     demonstrate_batch(count, make, ...)    problems, each with a demonstration
     teach(model, batch_loss, ...)          steps of Adam on a loss
-    imitate(model, forbidden, ...)         teaches a pretrained model to respond as shown
 
 Left out: several ranks (one teaches, the others get its weights).
 """
@@ -15,18 +14,12 @@ from decimal import Decimal
 from typing import NamedTuple, TypeVar
 
 import torch
-from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-from grpo import Policy, Rollouts, pad_left, token_ids
 
 # Problems for training; the same for any --steps, so that a resumed run draws the same ones.
 MADE_PROBLEMS = 640
 SILENCE = 30  # seconds between two lines of a log while nothing else is printed
-PER_BATCH = 8  # demonstrations per batch for a pretrained model
-PRETRAINED_LR = 1e-4  # learning rate for teaching a pretrained model
 
 Number = TypeVar("Number", int, Decimal)
 
@@ -108,39 +101,6 @@ def teach(
         schedule.step()
     optimizer.zero_grad()
     return loss.item()
-
-
-def imitate(
-    model: PreTrainedModel,
-    forbidden: set[str],
-    *,
-    steps: int,
-    tokenizer: PreTrainedTokenizerBase,
-    prompt: Callable[[dict], str],
-    make: Callable[[], dict],
-    show: Callable[[dict], str],
-) -> float:
-    """Teach a pretrained model to respond as `show` does; return the last loss.
-
-    It takes `steps` batches of the problems that `make` returns. `prompt` makes the text that the
-    model continues; `forbidden` problems (the held-out ones) are never shown.
-    """
-    policy = Policy(model)
-
-    def batch_loss() -> Tensor:
-        """Minus the mean log-probability of the response tokens of a batch of demonstrations."""
-        pairs = demonstrate_batch(PER_BATCH, make, show, forbidden)
-        prompts = token_ids(tokenizer, [prompt(problem) for problem, _ in pairs])
-        texts = [response for _, response in pairs]
-        responses = [[*ids, tokenizer.eos_token_id] for ids in token_ids(tokenizer, texts)]
-        prompt_ids, prompt_mask = pad_left(prompts, 0, model.device)  # (8, P), (8, P)
-        ids = pad_right(responses, -1, model.device)  # (8, T)
-        mask = ids >= 0  # (8, T)
-        truncated = mask.new_zeros(len(pairs))  # (8,) bool
-        rollouts = Rollouts(prompt_ids, prompt_mask, ids.clamp_min(0), mask, truncated, texts)
-        return -policy(rollouts, 1.0).log_probs[mask].mean()
-
-    return teach(model, batch_loss, steps, "warm-up", lr=PRETRAINED_LR, rise=5)
 
 
 def pad_right(rows: Sequence[Sequence[float]], fill: float, device: torch.device) -> torch.Tensor:

@@ -7,8 +7,8 @@ r"""Tasks: problems, their prompts, and how a response is graded.
     task.draw(step, count, seed)                           # the problems of one training step
     task.verdicts(problems, rollouts)                      # a Verdict for each rollout
 
-The tasks that make their own problems are `tasks/toy.py` and `tasks/words.py`; each file has a
-function `task`, which takes the settings of a run.
+The task that makes its own problems is `tasks/toy.py`. `tasks.settings.TASKS` names the function
+that makes a task.
 
 **From the hub** comes one parquet file per set, so no code of the set runs and no split is guessed.
   - math: the 8,523 problems of MATH levels 3 to 5 are a file of `hkust-nlp/SimpleRL-Zoo-Data`. From
@@ -51,7 +51,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import TypeGuard
 
@@ -70,7 +69,7 @@ from rewards import (
     without_copies,
 )
 from tasks.errors import BadInput, bad_input_on_error
-from tasks.lessons import FirstError, imitate
+from tasks.lessons import FirstError
 from tasks.reward import load_reward
 from tasks.rows import SURROGATE, from_hub, lacks, read_rows
 from tasks.settings import Grading, Problems
@@ -168,18 +167,6 @@ class Task:
         return [Verdict(0.0, "truncated") if is_cut else next(verdicts) for is_cut in cut]
 
 
-class SmokeTask(Task):
-    """A task whose verdicts are right and wrong by turns, whatever grading says.
-
-    A smoke run cuts responses off early, so none is right, and equal rewards would teach nothing.
-    """
-
-    def verdicts(self, problems: list[dict], rollouts: Rollouts) -> list[Verdict]:
-        """One verdict per rollout, whatever the response says."""
-        super().verdicts(problems, rollouts)
-        return [Verdict(row % 2.0, "drawn") for row in range(len(rollouts.texts))]
-
-
 def digest_of(problems: list[dict]) -> str:
     """A digest that tells these problems and their references from others."""
     text = json.dumps(
@@ -221,6 +208,10 @@ def task(
     empty, note = empty_task(kind, settings, grading, tokenizer, model_name)
     found, notes = load_problems(kind, settings.data)
     return replace(empty, train=found), [*notes, note]
+
+
+math = partial(task, "math")
+code = partial(task, "code")
 
 
 def empty_task(
@@ -315,17 +306,6 @@ def split(
         notes.append(
             f"WARNING: {len(both)} problem(s) held out are trained on, too; remove doubles"
         )
-    solved = [row for row in train if "solution" in row and row["problem"] not in held]
-    if solved:
-        draw = partial(random.Random(f"lessons {seed}").choice, solved)
-        lessons = partial(
-            imitate,
-            tokenizer=tokenizer,
-            prompt=task.prompt,
-            make=draw,
-            show=itemgetter("solution"),
-        )
-        task = replace(task, lessons=lessons)
     return replace(task, train=train, heldout=fitting[:heldout]), notes
 
 

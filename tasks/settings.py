@@ -25,6 +25,8 @@ class Kind:
     about: str = ""  # a sentence for a run's page
     makes_model: bool = False  # unless --model is given; full responses have a known length
     makes_problems: bool = False
+    # MODULE:FUNCTION of (settings, grading, seed, tokenizer, model's name) -> the task and notes
+    make: str = "tasks.problems:math"
 
 
 TASKS = {
@@ -32,10 +34,10 @@ TASKS = {
         "The task: little programs, worked out line by line; all arithmetic is mod 10, so 7*4=8.",
         makes_model=True,
         makes_problems=True,
+        make="tasks.toy:task",
     ),
-    "words": Kind("The task: word problems, worked out step by step.", makes_problems=True),
     "math": Kind(),
-    "code": Kind(),
+    "code": Kind(make="tasks.problems:code"),
     "own": Kind(),  # math, with sizes for a small model on a CPU
 }
 
@@ -137,8 +139,8 @@ class Problems:
     toy_width: Annotated[int, number(int, 8, 4096)] = 128
     """Toy task: hidden size of the model that is made."""
     warmup_steps: Natural = 0
-    """Supervised steps before training, on error-prone demonstrations (embedded, words) or on the
-    column "solution" of --data; 0: none.
+    """Supervised steps before training, on error-prone demonstrations (embedded), or those of
+    `--use lab.warm_up`; 0: none.
     """
 
 

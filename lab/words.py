@@ -36,13 +36,13 @@ from itertools import accumulate, pairwise
 
 from transformers import PreTrainedTokenizerBase
 
+from lab.warm_up import imitate
 from rewards import box_place
 from tasks import problems
 from tasks.lessons import (
     MADE_PROBLEMS,
     FirstError,
     draw_apart,
-    imitate,
     result_of,
 )
 from tasks.problems import Task
