@@ -5,16 +5,15 @@
     python eval.py --model BASE runs/NAME --bench code                 # two models, side by side
     python eval.py --model runs/NAME/start runs/NAME                   # before and after training
     python eval.py --model PATH --bench math500 --data math500=FILE    # a local copy of a set
-    python eval.py --select runs/A runs/B runs/C                       # their best checkpoints
+    python eval.py --model runs/A/checkpoints/*/model --bench math     # then python -m lab.tables
     python eval.py --from evals/NAME                                   # the saved table again
-    python eval.py --replay FILE                                       # responses made elsewhere
 
 `harness/evaluation.py` describes the protocol (the paper's), the numbers and their errors. The
 folder `--out` gets settings.json (what must not change), generations.jsonl (every response and
 verdict, written as they are made) and results.json (the table). The same command continues where it
 was interrupted.
 
-Left out: serving engines (their responses can be replayed), tensor parallelism.
+Left out: serving engines (`python -m lab.replay` grades their responses), tensor parallelism.
 """
 
 import dataclasses
@@ -25,7 +24,8 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from harness.config import PRESETS, Embedded, EvalConfig, check_eval, flat, parse_eval
+from harness.config import PRESETS, flat
+from harness.eval_config import Embedded, EvalConfig, check_eval, parse_eval
 
 if __name__ == "__main__":
     parse_eval()  # --help and wrong flags end here: the imports below take seconds
@@ -37,19 +37,12 @@ from transformers import PreTrainedTokenizerBase
 from grpo import hf_generate
 from harness import evaluation, files, fsdp, tables
 from harness.command import resolve_machine, run_command
-from harness.evaluation import Sampler, paired_difference, samples_of, summarise
+from harness.evaluation import Sampler, paired_difference, summarise
 from harness.fsdp import launch, processes
 from harness.load import task_of_run
 from harness.models import check_embedded, load_model, load_tokenizer, round_weights
-from harness.paper_tables import backbone_of
 from harness.run import Ranks
-from harness.tables import (
-    mean_and_error,
-    same_benchmarks,
-    select_checkpoints,
-    with_average,
-    with_legend,
-)
+from harness.tables import Columns, no_columns
 from tasks import benchmarks
 from tasks.benchmarks import Benchmark, Loaded, math_row
 from tasks.errors import BadInput, printable
@@ -69,13 +62,8 @@ def main(argv: list[str] | None = None) -> int | None:
     config = check_eval(parse_eval(argv))
     machine = resolve_machine(config.machine)
     config = dataclasses.replace(config, machine=machine)
-    measured = {} if config.bench else measured_in(config.select)
-    if measured:
-        show_measured(measured, config.paper)
-    elif config.replay:
-        show(replay(config.replay, config), config)
-    elif config.saved:
-        show(Path(config.saved), config)
+    if config.saved:
+        show(Path(config.saved))
     elif processes(machine) > 1:
         return launch(processes(machine), __file__, argv)
     else:
@@ -84,18 +72,10 @@ def main(argv: list[str] | None = None) -> int | None:
 
 
 def find_models(config: EvalConfig) -> list[str]:
-    """Paths of the models; a run stands for its last model, in `--select` for its checkpoints.
-
-    Raises BadInput if `--select` has no run with checkpoints.
-    """
+    """Paths of the models; a run stands for its last model."""
     paths = []
     for name in config.model:
         paths.append(str(Path(name) / "model") if files.config_of(Path(name)) else name)
-    for name in config.select:
-        folders = files.checkpoints_of(Path(name))
-        if not folders:
-            raise BadInput(f"--select {name}: is no run of train.py with checkpoints; leave it out")
-        paths += [str(folder / "model") for folder in folders]
     return paths
 
 
@@ -176,11 +156,7 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
         "heldout": partial(own_problems, models),
     }
     sets = benchmarks.load_sets(names, list(config.data), make_heldout)
-    most = max(config.pass_at, default=0)
     for loaded in sets:
-        name = loaded.benchmark.name
-        if most > samples_of(loaded, protocol) * len(config.seeds):
-            raise BadInput(f"--pass-at {most}: {name} has fewer samples; raise --samples")
         for path in models:  # an error here comes before any model is evaluated
             task = evaluation.as_task(loaded, protocol, tokenizers[path], path)
             task.prompt(loaded.problems[0])
@@ -206,7 +182,7 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
         for path in models:
             evaluate_model(path, tokenizers[path], config, sets, settings, folder, ranks)
         if ranks.main:
-            show(folder, config)
+            show(folder)
 
 
 def evaluate_model(
@@ -258,22 +234,6 @@ def evaluate_model(
         )
 
 
-def replay(file: str, config: EvalConfig) -> Path:
-    """Grade the responses of a file as if they had been generated here; return the folder.
-
-    Raises BadInput.
-    """
-    protocol = config.protocol
-    rows, data = evaluation.grade_file(file, protocol.grade_timeout, protocol.sandbox)
-    models = {row["model"]: {"origin": row["model"], "template": "unknown"} for row in rows}
-    settings = {"protocol": {"replayed": file}, "data": data, "models": models}
-    folder = Path(config.out or f"evals/replay-{Path(file).stem}")
-    with files.locked_folder(folder, Ranks(0, 1, torch.device("cpu")), "settings.json"):
-        add_settings(folder, settings)
-        files.write_rows(folder / "generations.jsonl", rows)
-    return folder
-
-
 def add_settings(folder: Path, settings: dict) -> None:
     """Write `settings` to settings.json; other models and benchmarks that it has stay there.
 
@@ -297,10 +257,10 @@ def add_settings(folder: Path, settings: dict) -> None:
 # ---- tables --------------------------------------------------------------------------------------
 
 
-def show(folder: Path, config: EvalConfig) -> None:
-    """Print the tables of the generations in a folder, and write its results.json.
+def show(folder: Path, passes: Sequence[int] = (), columns: Columns = no_columns) -> dict:
+    """Print the tables of the generations in a folder, and write its results.json; returns it.
 
-    Raises BadInput.
+    With pass@k for the k in `passes` and further `columns`. Raises BadInput.
     """
     settings = files.read_settings(folder / "settings.json")
     data = settings["data"]
@@ -318,7 +278,7 @@ def show(folder: Path, config: EvalConfig) -> None:
     results: dict[str, dict] = defaultdict(dict)  # model -> benchmark -> its statistics
     differences: dict[str, dict] = defaultdict(dict)  # model -> benchmark -> to the first
     for (model, name), rows in generations.items():
-        result = summarise(rows, config.pass_at)
+        result = summarise(rows, passes)
         seeds = {row["seed"] for row in rows}
         result["missing"] = data[name]["problems"] * data[name]["k"] * len(seeds) - len(rows)
         limit = data[name].get("limit", 0)
@@ -338,55 +298,10 @@ def show(folder: Path, config: EvalConfig) -> None:
         if model != first and (first, name) in generations:
             differences[model][name] = paired_difference(generations[first, name], rows)
     print(printable(f"{folder}/"))
-    tables.print_tables(settings, results, differences, config.paper)
-    selection = None
-    are_checkpoints = all("/checkpoints/" in model for model in results)
-    if (config.select or config.saved) and are_checkpoints and same_benchmarks(results.values()):
-        runs: dict[str, dict[str, dict]] = defaultdict(dict)  # run -> checkpoint -> results
-        for model, by_name in results.items():
-            run, _, step = model.partition("/checkpoints/")
-            runs[run][step.removesuffix("/model")] = by_name
-        origin = settings["models"][first]["origin"]
-        selection = select_checkpoints(runs, config.paper or backbone_of(origin))
-    settings |= {"results": results, "differences": differences, "selection": selection}
+    tables.print_tables(settings, results, differences, columns)
+    settings |= {"results": results, "differences": differences}
     files.write_json(folder / "results.json", settings)
-
-
-def measured_in(runs: Sequence[str]) -> dict[str, dict[str, dict]]:
-    """What `train.py --eval-every` measured: run -> step -> benchmark -> result.
-
-    Empty unless all runs measured something. Raises BadInput where they measured different
-    benchmarks.
-    """
-    measured: dict[str, dict[str, dict]] = {}
-    for run in runs:
-        path = Path(run) / "metrics.jsonl"
-        for row in files.read_lines(path) if path.exists() else []:
-            if "bench" in row:
-                measured.setdefault(run, {})[f"step {row['step']}"] = files.with_nan(row["bench"])
-    if measured.keys() != set(runs):
-        return {}
-    checkpoints = [results for by_step in measured.values() for results in by_step.values()]
-    if runs and not same_benchmarks(checkpoints):
-        raise BadInput(
-            f"--select {' '.join(runs)}: were asked different --bench; give those that were asked "
-            "the same, or --bench"
-        )
-    return measured
-
-
-def show_measured(runs: dict[str, dict[str, dict]], paper: str | None) -> None:
-    """Print results step by step, and the last and the best step of each run."""
-    for run, by_step in runs.items():
-        lines = []
-        for step, results in by_step.items():
-            line = {"step": step.removeprefix("step ")}
-            for name, result in with_average(results).items():
-                line[name] = mean_and_error(result)
-            lines.append(line)
-        print("\n".join([printable(run), "", *with_legend(lines)]))
-    origin = files.origin_of(str(Path(next(iter(runs))) / "model"))
-    select_checkpoints(runs, paper or backbone_of(origin))
+    return settings
 
 
 if __name__ == "__main__":

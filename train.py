@@ -50,11 +50,12 @@ from credit.measures import credit_vs_first_error, reason_shares, sample_rows, s
 from credit.rules import assign_credit, find
 from grpo import policy_loss
 from harness import checkpoint, files, fsdp, log
-from harness.command import RunFailed, interruptible, resolve, run_command
+from harness.command import interruptible, resolve, run_command
 from harness.folder import open_folder
 from harness.load import give_lessons, load_run
 from harness.run import Ranks, Run, seed_of
 from harness.sampling import check_policy, check_verdicts, sample_and_grade
+from tasks.errors import RunFailed
 from tasks.plug import options_of, use
 
 

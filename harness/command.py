@@ -32,7 +32,7 @@ from harness.models import out_of_memory
 from harness.refusals import check
 from harness.run import Run
 from tasks import toy
-from tasks.errors import BadInput, printable
+from tasks.errors import BadInput, RunFailed, printable
 from tasks.reward import load_reward
 from tasks.settings import TASKS
 
@@ -84,10 +84,6 @@ def resolve_machine(machine: AnyMachine, half: bool = True) -> AnyMachine:
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" and half else "float32"
     return replace(machine, device=device, dtype=dtype)
-
-
-class RunFailed(RuntimeError):
-    """A run that cannot continue; the message says why. All ranks raise it."""
 
 
 def run_command(*, memory: str, interrupted: str = GOES_ON) -> Callable:

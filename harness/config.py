@@ -1,6 +1,6 @@
-"""Every setting of `train.py` and `eval.py`: one field per flag, with type, default, bounds, help.
+"""Every setting of `train.py`: one field per flag, with type, default, bounds, help.
 
-    parse_train(argv), parse_eval(argv)   the flags of a command; tyro prints --help and errors
+    parse_train(argv)   the flags of train.py; tyro prints --help and errors
     flat(config), with_values(config, .)  settings by the names of their flags
 
 Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318) and its protocol:
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import tyro
 
 from credit.settings import Credit, Shear
-from harness.paper_tables import PAPER_TABLES
 from tasks.errors import BadInput
 from tasks.plug import look_up
 from tasks.settings import (
@@ -33,12 +32,8 @@ from tasks.settings import (
     OptionalText,
     Positive,
     Problems,
-    Sandbox,
-    Seconds,
     SetSize,
-    Template,
     number,
-    one_of,
     several,
     spec,
 )
@@ -48,15 +43,6 @@ if TYPE_CHECKING:
 
 Config = TypeVar("Config", bound="DataclassInstance")
 Texts = Annotated[tuple[str, ...], several(spec("TEXT", str))]
-BENCH_HELP = (
-    "heldout or embedded (what the model's run held out), math (aime24, aime25, amc23, math500, "
-    "olympiadbench), code (humaneval, humaneval+, mbpp, mbpp+, livecodebench), or some of these by "
-    "name; default: what the model's run held out, otherwise math."
-)
-PAPER_HELP = (
-    f"Print the paper's numbers of this model next to the results: {', '.join(PAPER_TABLES)}; "
-    "default: by the name of --model."
-)
 Seed = Annotated[int, number(int, 0, 2**32 - 1)]
 Seeds = Annotated[tuple[int, ...], several(number(int, 0, 2**32 - 1))]
 Counts = Annotated[tuple[int, ...], several(number(int, 1, 10**6))]
@@ -336,96 +322,6 @@ def refuse_other_settings(
     for name, value in asked.items():
         if value != saved.get(name):
             raise BadInput(f"{flag(name)} {value}: {whose} {saved.get(name)}; {remedy}")
-
-
-# ---- eval.py -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """Sampling and grading of responses; the defaults are the paper's."""
-
-    temperature: Annotated[float, number(float, 0, 1e3)] = 0.1
-    """Sampling temperature; 0: greedy."""
-    max_tokens: Count = 3000
-    """Maximum response length in tokens."""
-    samples: Natural = 0
-    """Responses per problem; 0: the paper's k for the benchmark."""
-    template: Template = "auto"
-    """Prompt template, as in train.py; auto: for a model of a run that of the run."""
-    block: Count = 128
-    """Number of responses that are sampled, graded and saved together."""
-    grade_timeout: Seconds = None
-    """Time limit per response in seconds; default: the benchmark's."""
-    sandbox: Sandbox = "auto"
-    """Sandbox for generated programs."""
-
-
-@dataclass(frozen=True)
-class Embedded:
-    """Problems of the embedded task; default: those of the run that trained the model."""
-
-    toy_lines: Annotated[int | None, number(int, 1, 26)] = None
-    """Definitions per problem."""
-    heldout: Annotated[int | None, number(int, 1, 10**5)] = None
-    """Number of problems."""
-    seed: Annotated[int | None, number(int, 0, 2**32 - 1), tyro.conf.arg(name="toy-seed")] = None
-    """Seed that makes the problems."""
-
-
-@dataclass(frozen=True)
-class EvalConfig:
-    """Evaluate models on the paper's benchmarks."""
-
-    model: Texts = ()
-    """Hugging Face folders, hub ids, or runs of train.py, whose last model is evaluated."""
-    bench: Annotated[Texts, tyro.conf.arg(help=BENCH_HELP)] = ()
-    data: Texts = ()
-    """NAME=FILE: a local file for a benchmark; repeat the name for several files."""
-    out: OptionalText = None
-    """Folder for generations and tables; default: evals/, then models and benchmarks by name."""
-    saved: Annotated[OptionalText, tyro.conf.arg(name="from")] = None
-    """Instead of --model: print the tables of the generations in this folder."""
-    replay: OptionalText = None
-    """Instead of --model: grade the responses in this file."""
-    select: Texts = ()
-    """Instead of --model: the best and the last checkpoint of each of these runs of train.py, as
-    --eval-every measured them; with --bench, or if it did not, evaluates those that were kept.
-    """
-    use: Texts = ()
-    """MODULE[:NAME=VALUE,...] whose use(run, ...) replaces how responses are generated."""
-    greedy: bool = False
-    """Use temperature 0 and one response per problem."""
-    seeds: Seeds = (0,)
-    """Seeds; with several, also print mean and standard deviation over them."""
-    pass_at: Counts = ()
-    """Also print the unbiased pass@K; needs at least K samples."""
-    paper: Annotated[
-        str | None, spec("MODEL", one_of(PAPER_TABLES)), tyro.conf.arg(help=PAPER_HELP)
-    ] = None
-    protocol: Protocol = Protocol()
-    embedded: Embedded = Embedded()
-    machine: Machine = Machine()
-
-
-def parse_eval(argv: Sequence[str] | None = None) -> EvalConfig:
-    """The flags of an evaluation."""
-    return read_flags(EvalConfig, argv, prog="python eval.py")
-
-
-def check_eval(config: EvalConfig) -> EvalConfig:
-    """The configuration with --greedy resolved.
-
-    Raises BadInput for flags that exclude each other, and for a seed given twice.
-    """
-    if sum(map(bool, (config.model, config.saved, config.replay, config.select))) != 1:
-        raise BadInput("give one of --model, --from, --replay and --select")
-    if len(set(config.seeds)) < len(config.seeds):
-        seeds = " ".join(map(str, config.seeds))
-        raise BadInput(f"--seeds {seeds}: must be different; change them")
-    if not config.greedy:
-        return config
-    return replace(config, protocol=replace(config.protocol, temperature=0.0, samples=1))
 
 
 # ---- settings by the names of their flags --------------------------------------------------------

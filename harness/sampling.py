@@ -11,11 +11,11 @@ import torch
 from credit.batch import Batch
 from grpo import Rollouts, rollout
 from harness import fsdp
-from harness.command import RunFailed
 from harness.log import Clock
 from harness.models import stop_ids
 from harness.run import Run
 from rewards import NoVerdict, Verdict
+from tasks.errors import RunFailed
 
 
 def sample_and_grade(

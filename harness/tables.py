@@ -1,28 +1,33 @@
-"""Tables of results in Markdown, beside the paper's (Tables 1 and 2 of arXiv 2604.23318).
+"""Tables of results in Markdown.
 
     markdown(rows)           lines of a table; its columns are the rows' keys
     with_legend(rows, ...)   the same, followed by a legend
     print_tables(...)        what `eval.py` prints: the two tables below
-    result_table(...)        one model on its benchmarks, beside the paper's numbers, marked †
+    result_table(...)        one model on its benchmarks
     side_by_side(...)        several models, and how each differs from the first
-    select_checkpoints(...)  several runs, each at its last and its best checkpoint, as in Table 1
 
 Here a "result" is what `evaluation.summarise` returns for one model on one benchmark; shares are
 between 0 and 1, and printed in percent.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import pandas as pd
 
 from harness.evaluation import average
-from harness.paper_tables import PAPER_TABLES, backbone_of
-from tasks.benchmarks import SUITES
 from tasks.errors import printable
 
 SIGNIFICANT = 1.96  # a difference of more standard errors is marked: two-sided, 5%
-UNKNOWN = math.nan, math.nan  # mean and deviation where the paper gives none
+
+# (a model's entry in settings.json, benchmarks) -> further cells of their row
+Columns = Callable[[dict, list[str]], dict[str, str]]
+
+
+def no_columns(entry: dict, benchmarks: list[str]) -> dict[str, str]:
+    """No further cells."""
+    return {}
 
 
 def percent(value: float, error: float | None = None) -> str:
@@ -72,12 +77,14 @@ def with_legend(rows: list[dict[str, str]], legend: Sequence[str] = ()) -> list[
 # ---- of an evaluation ----------------------------------------------------------------------------
 
 
-def print_tables(settings: dict, results: dict, differences: dict, paper: str | None) -> None:
+def print_tables(
+    settings: dict, results: dict, differences: dict, columns: Columns = no_columns
+) -> None:
     """Print protocol and data, a table per model, and several models side by side.
 
     `settings` is the content of settings.json. `results` has model -> benchmark -> result,
-    `differences` model -> benchmark -> `evaluation.paired_difference` from the first model. `paper`
-    is the paper's model whose numbers are added; None: the one that each model was trained from.
+    `differences` model -> benchmark -> `evaluation.paired_difference` from the first model. `columns`
+    adds cells to a row, given the model's entry of the settings and the rows' benchmarks.
     """
     data = settings["data"]
     for name, entry in ({"protocol": settings["protocol"]} | data).items():
@@ -90,7 +97,7 @@ def print_tables(settings: dict, results: dict, differences: dict, paper: str | 
         batch = settings.get("generate_batch", {}).get(model)
         at_once = f", {batch} responses at a time" if batch else ""
         print(f"\n{printable(model)} (template {entry['template']}{at_once})\n")
-        print("\n".join(result_table(by_benchmark, data, paper or backbone_of(entry["origin"]))))
+        print("\n".join(result_table(by_benchmark, data, partial(columns, entry))))
     if len(templates) > 1:
         print("WARNING: models were asked in different templates; give --template to compare them")
     if len(results) > 1 and same_benchmarks(results.values()):
@@ -103,12 +110,12 @@ def same_benchmarks(results: Iterable[dict[str, dict]]) -> bool:
 
 
 def result_table(
-    results: dict[str, dict], data: dict[str, dict], backbone: str | None
+    results: dict[str, dict], data: dict[str, dict], columns: Callable[[list[str]], dict]
 ) -> list[str]:
     """The lines of one model's table: a row per benchmark, then their average.
 
-    `results` has benchmark -> result, `data` each benchmark's entry of settings.json. With a
-    `backbone`, one of the paper's models, the table has columns of its numbers.
+    `results` has benchmark -> result, `data` each benchmark's entry of settings.json. `columns`
+    gives further cells of a row, by its benchmarks.
     """
     rows = []
     for name, result in results.items():
@@ -119,7 +126,7 @@ def result_table(
         }
         if "seed_std" in result:
             row["seeds ± std"] = percent(result["seed_mean"], result["seed_std"])
-        row |= paper_means(backbone, name)
+        row |= columns([name])
         for key in result:
             if f"{key} error" in result:  # pass@k
                 row[key] = percent(result[key], result[f"{key} error"])
@@ -131,31 +138,13 @@ def result_table(
         rows.append(row)
     if len(results) > 1:
         row = {"benchmark": "average", "percent ± SE": mean_and_error(average(results))}
-        rows.append(row | paper_means(backbone, suite_of(results)))
-    return with_legend(rows, [f"†: the paper's, {backbone}"] if backbone else [])
+        rows.append(row | columns(list(results)))
+    return with_legend(rows)
 
 
 def with_average(results: dict[str, dict]) -> dict[str, dict]:
     """The results, and their average where there are several."""
     return results | {"average": average(results)} if len(results) > 1 else results
-
-
-def suite_of(names: Iterable[str]) -> str:
-    """The suite, such as "math", that has exactly these benchmarks; "" if none has."""
-    for suite, members in SUITES.items():
-        if set(members) == set(names):
-            return suite
-    return ""
-
-
-def paper_means(backbone: str | None, name: str) -> dict[str, str]:
-    """The cells with the paper's means on a benchmark, or its own average over a suite."""
-    cells = {}
-    if backbone:
-        for method in ("GRPO", "SHEAR"):
-            mean, _ = PAPER_TABLES[backbone][method].get(name, UNKNOWN)
-            cells[f"{method} †"] = percent(mean / 100)
-    return cells
 
 
 def side_by_side(
@@ -179,64 +168,3 @@ def side_by_side(
         rows.append(row)
     legend = f"gain: over {first}, paired by problem; `*`: more than {SIGNIFICANT} standard errors"
     return with_legend(rows, [legend])
-
-
-# ---- of several checkpoints ----------------------------------------------------------------------
-
-
-def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -> dict:
-    """Print each run's average at its last and its best checkpoint, and means over the runs.
-
-    `runs` has run -> checkpoint -> benchmark -> result, checkpoints by ascending step. One whose
-    average is NaN, because a benchmark has no verdict, is left out; so is a run that has only such
-    checkpoints. Returns what is printed of each run, for results.json.
-    """
-    selection: dict[str, dict] = {}
-    best_results = []
-    print(
-        "benchmark average of each run at its last checkpoint, and at the best, SELECTED ON THE "
-        "TEST SETS"
-    )
-    for run, checkpoints in runs.items():
-        means = {name: average(results)["mean"] for name, results in checkpoints.items()}
-        averages = pd.Series(means).dropna()
-        if averages.empty:
-            continue
-        last = averages.index[-1]
-        best = averages.idxmax()
-        best_results.append(checkpoints[best])
-        selection[run] = {
-            "last": last,
-            "last_average": averages[last],
-            "best": best,
-            "best_average": averages[best],
-        }
-        choice = f"last {percent(averages[last])} ({last}); best {percent(averages[best])} ({best})"
-        print(printable(f"  {run}: {choice}, of {len(averages)} with an average"))
-    if len(selection) > 1:
-        of_last = mean_and_std(pd.DataFrame(selection).loc["last_average"])
-        print(f"  last, mean ± standard deviation of {len(selection)} runs: {of_last}\n")
-        print("\n".join(best_checkpoints(best_results, backbone)))
-    return selection
-
-
-def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[str]:
-    """A table like the paper's Table 1: runs at their best checkpoints, above the paper's rows.
-
-    `best` has each run's benchmark -> result. Cells are mean ± standard deviation over the runs.
-    """
-    row = {"": f"{len(best)} runs, best"}
-    for name in with_average(best[0]):
-        means = [with_average(results)[name]["mean"] for results in best]
-        row[name] = mean_and_std(pd.Series(means))
-    rows = [row]
-    if not backbone:
-        return with_legend(rows)
-    suite = suite_of(best[0])
-    for method, numbers in PAPER_TABLES[backbone].items():
-        cells = {"": f"{method} †"}
-        for name in with_average(best[0]):
-            mean, deviation = numbers.get(suite if name == "average" else name, UNKNOWN)
-            cells[name] = percent(mean / 100, deviation / 100)
-        rows.append(cells)
-    return with_legend(rows, [f"†: the paper's, {backbone}"])

@@ -8,6 +8,10 @@ class BadInput(ValueError):
     """A user's mistake, in one sentence that names the flag or file, the value and the remedy."""
 
 
+class RunFailed(RuntimeError):
+    """A run that cannot continue; the message says why. All ranks raise it."""
+
+
 def printable(text: str) -> str:
     r"""Foreign text made safe for a terminal, with control characters spelt out, as \x1b.
 

@@ -282,8 +282,8 @@ def draw_differences(rows: list[dict], path: Path) -> None:
     """Draw D of each arm with its interval, the largest at the top."""
     table = pd.DataFrame(rows[::-1])
     with figures.picture(path, 6, 1 + 0.22 * len(table)) as (axes,):
-        axes.errorbar(table["D"], table["arm"], xerr=table["half"], fmt="o", color=log.RIGHT)
-        axes.axvline(0, color=log.FAINT, lw=1)
+        axes.errorbar(table["D"], table["arm"], xerr=table["half"], fmt="o", color=curve.RIGHT)
+        axes.axvline(0, color=curve.FAINT, lw=1)
         axes.set_xlabel("cosine with the true gradient, minus that of grpo")
 
 
