@@ -84,6 +84,7 @@ from harness.load import give_lessons, load_run
 from harness.models import round_weights
 from harness.run import Run, seed_of
 from harness.sampling import sample_and_grade
+from lab import curve
 from lab.reward_model import load_for
 from lab.studies import figures
 from lab.studies.advantages import half_width
