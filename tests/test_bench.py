@@ -8,9 +8,9 @@ import torch
 from builders.commands import run_well
 
 from credit.settings import Shear
-from shear import two_sides
 from lab.studies import bench
 from lab.studies.bench import synthetic
+from shear import two_sides
 from tasks.errors import BadInput
 
 CPU = torch.device("cpu")

@@ -17,10 +17,10 @@ from builders.rollouts import batch_of, rollouts_like
 from builders.small_models import NumberTokenizer
 
 from credit.batch import effective_weights
-from credit.methods import oracle
 from credit.settings import Shear
-from credit.shear_settings import closest_by_rollout, shear_options
-from harness import page
+from lab import page
+from lab.rules.controls import oracle
+from lab.spans import closest_by_rollout
 from shear import shear_weights
 from tasks.toy import FirstError
 

@@ -17,17 +17,18 @@ from builders.near import assert_near
 from builders.rollouts import batch_of, pad_more, random_batch, rollouts_like, rollouts_of
 from builders.runs import config_from, recipe_with
 from builders.small_models import NumberTokenizer, add_adapter
+from credit.table import METHODS, Need, method_of, methods_needing
 from torch.testing import assert_close
 
-from credit import hindsight, lora, methods, salience
 from credit.batch import Batch, Context, effective_weights
-from credit.methods import assign_credit
-from credit.salience import Answer, outcome_weights
-from credit.table import METHODS, Need, method_of, methods_needing
+from credit.rules import assign_credit
 from grpo import Policy, group_advantages, score, to_padded
 from harness.config import TrainConfig
 from harness.load import make_task
 from harness.run import make_context
+from lab import lora, salience
+from lab.rules import hindsight
+from lab.salience import Answer, outcome_weights
 from shear import closest_spans, shear_weights
 from tasks import toy
 from tasks.problems import Task

@@ -10,14 +10,14 @@ import torch
 from builders.groups import random_group
 from builders.runs import recipe_with, run_of, sharded
 from builders.simulated_gpu import CUDA, Cuda, mark
+from credit.table import METHODS
 
 import train
-from credit import lora, teacher
-from credit.table import METHODS
 from grpo import rollout
 from harness.config import with_values
 from harness.load import make_task
 from harness.run import Ranks
+from lab import lora, teacher
 from shear import shear_weights
 from tasks import toy
 from tasks.problems import SmokeTask

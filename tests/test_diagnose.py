@@ -18,19 +18,19 @@ from builders.case_files import cases
 from builders.commands import DIAGNOSE_FLAGS, interrupt, run_well, words_of
 from builders.runs import run_of
 from builders.stand_ins import replace_sampler
+from credit.table import METHODS, Need, methods_needing
 from scipy.stats import spearmanr
 
-from credit import teacher
 from credit.measures import around, peak, shares_by_part
 from credit.settings import Shear
-from credit.table import METHODS, Need, methods_needing
 from grpo import Policy, Rollouts, rollout, score
 from harness import files, models
 from harness.config import PAPER_RECIPE, with_values
-from rewards import Verdict
+from lab import teacher
 from lab.studies import diagnose, figures, page, prefixes
 from lab.studies.advantages import jackknife_half, measure_place
 from lab.studies.prefixes import SPANS, Prefixes
+from rewards import Verdict
 from tasks import toy
 from tasks.errors import BadInput
 from tasks.problems import Task

@@ -8,10 +8,9 @@ from builders.rollouts import random_prompts
 from builders.small_models import family_model
 from scipy.stats import chi2_contingency
 
-import lab.fast.generate
+from grpo import hf_generate
 from lab.fast.generate import fast_generate, live_rows
 from lab.fast.packing import packing_of
-from grpo import hf_generate
 
 LIMITS = dict(max_tokens=30, temperature=0.0, stops=[1, 2, 3, 4, 5], pad=0)
 WINDOW = dict(sliding_window=8, use_sliding_window=True, max_window_layers=1)

@@ -17,18 +17,18 @@ from builders.commands import run_well
 from builders.groups import RACES, race_problem, random_group, weights
 from builders.rollouts import gradients, sample_rollouts, unlike_rollouts
 from builders.small_models import family_model
+from credit.table import METHODS, Need, methods_needing
 from torch import Tensor
 from torch.testing import assert_close
 
 import train
-from credit.table import METHODS, Need, methods_needing
-from lab.fast.packing import packing_of, recompute_layers
-from lab.fast.race import race
 from grpo import PADDED, Layout, Policy, Rollouts, policy_loss, score
 from harness import checkpoint, files
-from harness.fsdp import full
-from shear import Spans, shear_weights
+from harness.fsdp import full, recompute_layers
+from lab.fast.packing import packing_of
+from lab.fast.race import race
 from lab.studies import gradients as gradient_test
+from shear import Spans, shear_weights
 
 
 def recomputing(model: torch.nn.Module, layout: Layout = PADDED) -> Policy:

@@ -14,11 +14,11 @@ from torch.testing import assert_close
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import grpo
-from lab.fast import packing
 from grpo import Policy, Rollouts, cat_padded, decode, group_advantages, policy_loss, rollout, score
 from harness.fsdp import deal
 from harness.models import stop_ids
 from harness.run import Ranks
+from lab.fast import packing
 
 
 @pytest.fixture
@@ -177,10 +177,10 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(any_positi
     head = model.get_output_embeddings()
     head.register_forward_hook(lambda head, inputs, logits: seen.append(len(logits)))
     runs = []
-    part_of_a_layer = next(packing.layers_of(model)[0].children())
+    part_of_a_layer = next(fsdp.layers_of(model)[0].children())
     part_of_a_layer.register_forward_hook(lambda part, inputs, output: runs.append(part))
     if recompute:
-        packing.recompute_layers(model)
+        fsdp.recompute_layers(model)
     logp = Policy(model)(rollouts, 0.7).log_probs
     assert_near(logp[rollouts.mask], expected, 2e-5)
     (logp * pulls).sum().backward()

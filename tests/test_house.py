@@ -13,7 +13,6 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
-
 from credit.table import METHODS
 
 ROOT = Path(__file__).parents[1]

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import torch
 
-import lab.learn.check
 from lab.learn import exercises, hunt
 from shear import span_bounds
 

@@ -13,8 +13,8 @@ from builders.small_models import add_adapter, save_model, small_mixtral
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from credit import lora
 from harness import files
+from lab import lora
 from tasks import toy
 
 IDS = torch.arange(18).view(2, 9)

@@ -20,9 +20,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 import eval as evaluation
 import train
-from lab.fast.generate import read_prompts
 from grpo import hf_generate, pad_left, rollout
 from harness import models
+from lab.fast.generate import read_prompts
 
 NAMES = {  # of a layer's weights in a GGUF file
     "attn_norm": "input_layernorm",

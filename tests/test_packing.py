@@ -12,10 +12,11 @@ from builders.small_models import FAMILIES, add_adapter, family_model, small_gpt
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from grpo import PADDED, Policy, Rollouts, hf_generate, score
+from harness import fsdp
 from lab.fast import packing
 from lab.fast.generate import read_prompts
 from lab.fast.packing import packing_of
-from grpo import PADDED, Policy, Rollouts, hf_generate, score
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_micro_batches_of_any_size_are_one_rollout_at_a_time(
     model = copy.deepcopy(plain)
     policy = Policy(model, packing_of(model) if packs else PADDED)
     if recompute:
-        packing.recompute_layers(model)
+        fsdp.recompute_layers(model)
     assert policy.layout == ((packing.pack_rollouts, packing.pack) if packs else PADDED)
     pulls = torch.randn(ragged.ids.shape)
     expected, gradient = gradients(Policy(plain), ragged, pulls, at_once=1)

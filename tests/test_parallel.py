@@ -23,13 +23,12 @@ from transformers import AutoModelForCausalLM
 
 import harness.sampling
 import train
-from credit import lora
-from lab.fast.packing import layers_of
 from grpo import Policy, Rollouts, rollout
 from harness import checkpoint, command, files, fsdp, load
 from harness.folder import open_folder
-from harness.fsdp import checksum, full, share
+from harness.fsdp import checksum, full, layers_of, share
 from harness.run import Ranks
+from lab import lora
 from rewards import Verdict
 from tasks import toy
 from tasks.errors import BadInput

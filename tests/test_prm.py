@@ -13,11 +13,11 @@ from builders.small_models import CHAT_TEMPLATE, save_model, small_config, turns
 from torch.testing import assert_close
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from credit import teacher
-from credit.reward_model import SEPARATOR, ProcessRewardModel, score_steps
 from grpo import Rollouts
 from harness.load import own_prm
 from harness.models import load_reward_model
+from lab import teacher
+from lab.reward_model import SEPARATOR, ProcessRewardModel, score_steps
 from tasks import toy
 from tasks.errors import BadInput
 from tasks.problems import Task

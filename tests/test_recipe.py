@@ -8,20 +8,20 @@ import sys
 
 import pytest
 from builders.case_files import DOCS, ROOT, cases
-
 from credit.methods import FUNCTIONS
-from credit.settings import Shear
 from credit.shear_settings import shear_options
 from credit.table import METHODS, SHEAR, options_of
-from lab.fast.race import race
+
+from credit.settings import Shear
 from grpo import AT_ONCE, group_advantages, policy_loss
 from harness import config, evaluation
 from harness.command import resolve
 from harness.config import Protocol
+from lab.fast.race import race
+from lab.studies.compare import Compare
 from rewards import grade_code, grade_math
 from shear import shear_weights
 from sinkhorn import sinkhorn
-from lab.studies.compare import Compare
 from tasks import benchmarks, toy
 from tasks.benchmarks import BENCHMARKS, Loaded
 

@@ -21,13 +21,13 @@ from builders.small_models import turns_tokenizer
 
 import train
 from harness import fsdp
-from harness.command import RunFailed
 from harness.evaluation import as_task, protocol_of
 from harness.files import read_lines
 from harness.sampling import check_verdicts
+from lab import words
 from rewards import Verdict
-from tasks import words
 from tasks.benchmarks import BENCHMARKS, Loaded
+from tasks.errors import RunFailed
 from tasks.problems import empty_task
 from tasks.reward import grade_by, load_reward
 from tasks.settings import Grading, Problems

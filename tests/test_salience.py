@@ -13,11 +13,11 @@ from builders.rollouts import rollouts_of
 from builders.runs import recipe_with
 from builders.small_models import byte_tokenizer, fill_adapter
 
-from credit import lora, salience
-from credit.salience import Answer, answer_places
 from credit.tokens import char_starts
 from grpo import Policy, Rollouts
 from harness.run import make_context
+from lab import lora, salience
+from lab.salience import Answer, answer_places
 
 TEXTS = [
     "a=1+2=1+2=3\nb=a*7=3*7=1\n\\boxed{1}",

@@ -18,13 +18,13 @@ from builders.stand_ins import hear_no_other_ranks, replace_sampler
 from transformers import AutoTokenizer
 
 import train
-from credit import teacher
 from credit.batch import Batch
 from harness import fsdp, load
 from harness.files import append_rows
 from harness.folder import open_folder
 from harness.load import give_lessons, load_run
 from harness.run import Ranks, Run
+from lab import teacher
 from tasks import toy
 from tasks.benchmarks import Loaded
 

@@ -14,10 +14,10 @@ from scipy.spatial.distance import cdist, cosine
 from torch.nn.functional import pad
 from torch.testing import assert_close
 
-from credit import ablations
-from credit.ablations import even_out
 from credit.settings import Shear
-from credit.shear_settings import closest_by_rollout, shear_options
+from lab.rules import ablations
+from lab.rules.ablations import even_out
+from lab.spans import closest_by_rollout
 from shear import (
     closest_spans,
     shear_advantages,

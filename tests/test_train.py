@@ -26,6 +26,8 @@ from builders.rollouts import batch_of, rollouts_like
 from builders.runs import ALONE, config_from, credit_by, sharded
 from builders.small_models import SMALL, save_model, small_gpt2
 from builders.stand_ins import generate_together, replace_sampler
+from credit.methods import FUNCTIONS
+from credit.table import METHODS, Method, Need, Option, methods_needing
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -35,18 +37,16 @@ import harness.sampling
 import train
 from credit import batch as batches
 from credit import methods
-from credit.methods import FUNCTIONS
-from credit.table import METHODS, Method, Need, Option, methods_needing
 from grading.sandbox import SandboxError
 from grpo import Rollouts
 from harness import files, load, models
-from harness.command import RunFailed
 from harness.config import with_values
 from harness.files import read_lines
 from harness.run import Run
 from rewards import Verdict
 from shear import Weighed, shear_weights
 from tasks import lessons, toy
+from tasks.errors import RunFailed
 from tasks.problems import Task
 
 QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8"  # learns nothing

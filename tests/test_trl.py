@@ -24,8 +24,8 @@ from trl import GRPOTrainer
 from lab.integrations import train_trl
 from lab.integrations.trl_rewards import code_reward, math_reward
 from lab.integrations.trl_shear import ShearGRPOTrainer
-from shear import EPS, STRIDE, WINDOW
 from lab.studies import loops
+from shear import EPS, STRIDE, WINDOW
 
 
 @pytest.fixture(scope="module")

@@ -40,8 +40,8 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelConfig
 from verl.workers.engine import EngineRegistry
 
-from lab.fast.race import race
 from grpo import group_advantages
+from lab.fast.race import race
 from lab.integrations import verl_shear
 from lab.integrations.verl_shear import MODEL_TYPE, ShearTrainer
 from shear import shear_weights

@@ -1,14 +1,17 @@
 """Hidden states of a group for SHEAR, and groups that could mislead its race."""
 
 from functools import cache, partial
+from types import SimpleNamespace
 
 import torch
 
-from credit.ablations import even_out, every_pair
+from credit import rules
 from credit.settings import Shear
-from credit.shear_settings import shear_options
 from lab.fast.distances import token_distances
-from shear import Weighed, mean_norm, shear_weights, two_sides
+from lab.fast.race import race
+from lab.rules import ablations
+from lab.rules.ablations import even_out
+from shear import Weighed, every_pair, mean_norm, two_sides
 from sinkhorn import sinkhorn
 
 
@@ -29,7 +32,15 @@ def weigh(hidden, mask, correct, **options) -> Weighed:
     """As training weighs a group: by the fast hooks, or an ablation."""
     settings = {name: options.pop(name) for name in vars(Shear()) if name in options}
     evened = options.pop("normalize", "group") == "rollout"
-    weighed = shear_weights(hidden, mask, correct, **shear_options(Shear(**settings), **options))
+    hooks = {"distances": token_distances, "closest": race}
+    if options.get("reading") == "cost":
+        hooks["closest"] = ablations.closest_by_cost
+    if options.get("distance", "w1") != "w1":
+        hooks["closest"] = getattr(ablations, f"closest_by_{options['distance']}")
+    if options.get("pool") == "mean":
+        hooks["pool"] = ablations.mean_weights
+    context = SimpleNamespace(shear=Shear(**settings), hooks=hooks)
+    weighed = rules.weigh(context, hidden, mask, correct)
     if evened:
         return weighed._replace(omega=even_out(weighed.omega, mask.bool()))
     return weighed

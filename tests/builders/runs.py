@@ -6,12 +6,13 @@ import torch
 from safetensors.torch import load_file
 
 from credit.batch import Batch
-from credit.methods import assign_credit
+from credit.rules import assign_credit
 from grpo import Policy
 from harness import files, fsdp
 from harness.command import resolve
 from harness.config import TrainConfig, parse_train, with_values
 from harness.run import Ranks, Run, make_context
+from harness.sampling import sample_step
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -32,9 +33,9 @@ def recipe_with(**changes) -> TrainConfig:
     return with_values(recipe(), changes)
 
 
-def run_of(config: TrainConfig, task, model, tokenizer, prm=None, ranks: Ranks = ALONE) -> Run:
+def run_of(config: TrainConfig, task, model, tokenizer, ranks: Ranks = ALONE) -> Run:
     """A run that is loaded: its model is whole."""
-    return Run(config, ranks, make_context(config, Policy(model), tokenizer, task, prm))
+    return Run(config, ranks, make_context(config, Policy(model), tokenizer, task), sample_step)
 
 
 def sharded(run: Run) -> Run:

@@ -13,7 +13,7 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
-from credit import lora
+from lab import lora
 from tasks import toy
 
 CHAT_TEMPLATE = (
