@@ -14,7 +14,8 @@ from builders.commands import run_well
 from builders.pages import GOOD_ROW, HOSTILE, long_group, page_row
 from builders.runs import config_from
 
-from harness import files, page
+from harness import files
+from lab import page
 from harness.folder import write_config
 from lab.studies import page as command
 

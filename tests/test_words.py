@@ -22,7 +22,8 @@ from grpo import Policy
 from harness import load
 from harness.files import config_of, read_lines
 from rewards import grade_math
-from tasks import lessons, words
+from lab import words
+from tasks import lessons
 
 
 @pytest.mark.parametrize("case", cases("first_errors.jsonl"))
