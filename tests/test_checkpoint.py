@@ -119,7 +119,7 @@ def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            checkpoint.discard_after(copied, 3)
+            checkpoint.discard_after(copied, 3, False)
     assert (copied / "checkpoints" / "step-000004").exists() and files.find_checkpoint(copied)[1][
         "step"
     ] == 3

@@ -36,12 +36,12 @@ from tasks.problems import Task
 
 FLAGS = "--task embedded --toy-lines 2 --prompts-per-step 6 --rollouts-per-prompt 4 --prompts-per-update 3".split()
 FLAGS += "--lr 1e-3 --micro-tokens 256".split()
-TINY = [*RUN_FLAGS, *"--seed 1 --dynamic-sampling 2".split()]
+TINY = [*RUN_FLAGS, *"--seed 1 --use lab.dynamic:rounds=2".split()]
 CASES = {
     "attention": ["--method", "attention"],
     "replicas": ["--method", "shear", "--shard-over", "1", "--recompute"],
-    "adapter": ["--method", "arca", "--lora-rank", "2", "--lr", "1e-2"],
-    "experts": ["--method", "grpo", "--lora-rank", "2", "--lr", "1e-2"],
+    "adapter": ["--method", "arca", "--use", "lab.lora:rank=2", "--lr", "1e-2"],
+    "experts": ["--method", "grpo", "--use", "lab.lora:rank=2", "--lr", "1e-2"],
     "bfloat16": ["--method", "shear", "--dtype", "bfloat16"],
 }
 
@@ -68,7 +68,7 @@ def one_step(
     parts = "embedded", problems, problems, lambda problem: problem["problem"], grade
     task = Task(*parts, first_error=lambda problem, response: None)
     model = small_mixtral() if flags == CASES["experts"] else toy.make_model(2, seed=1).eval()
-    rank = config.credit.lora_rank
+    rank = 2 if config.use else 0
     if rank:
         add_adapter(
             model, rank, std=0.1
@@ -182,7 +182,7 @@ def test_two_ranks_make_the_update_of_one(two, case):
     apart = sum((ours[name] - other[name]).square().sum() for name in ours).sqrt()
     assert size > 0.05 and apart / size < (0.5 if is_rounded else 1e-4)
     for name, change in other.items():
-        is_trained = "--lora-rank" not in flags or ".lora_" in name
+        is_trained = "--use" not in flags or ".lora_" in name
         assert change.dtype == torch.float32 and bool(change.any()) == is_trained
     assert metrics["infra_errors"] == seen[case]["infra_errors"] > 0
     close = dict(rel=0.1, abs=0.02) if is_rounded else dict(rel=1e-4, abs=1e-6)
