@@ -64,7 +64,7 @@ def options_of(function: Callable, given: Any, blame: str) -> dict[str, Any]:
     return options
 
 
-def read(text: str, hint: Any, default: object) -> object:
+def read(text: str, hint: Any, default: Any) -> object:
     """The value in a text, by an option's type; raises ValueError."""
     if get_origin(hint) is Literal:
         if text not in get_args(hint):

@@ -78,6 +78,7 @@ from harness.command import resolve, run_command
 from harness.load import give_lessons, load_run
 from harness.models import load_model, load_tokenizer, round_weights
 from harness.run import Ranks, Run, make_context
+from harness.sampling import sample_step
 from lab.reward_model import load_for
 from lab.spans import closest_in
 from lab.studies import figures
@@ -216,7 +217,8 @@ def from_file(
     model = load_model(config.model, ranks.device, tokenizer).eval()
     round_weights(model, getattr(torch, config.machine.dtype))
     files.write_json(flags.out / "config.json", decided)
-    return Run(config, ranks, make_context(config, Policy(model), tokenizer, task)), groups
+    context = make_context(config, Policy(model), tokenizer, task)
+    return Run(config, ranks, context, sample_step), groups
 
 
 def from_model(
