@@ -5,7 +5,7 @@
     python eval.py --model BASE runs/NAME --bench code                 # two models, side by side
     python eval.py --model runs/NAME/start runs/NAME                   # before and after training
     python eval.py --model PATH --bench math500 --data math500=FILE    # a local copy of a set
-    python eval.py --model runs/A/checkpoints/*/model --bench math     # then python -m lab.tables
+    python eval.py --model runs/A/checkpoints/*/model --bench math     # then python -m lab.tools.tables
     python eval.py --from evals/NAME                                   # the saved table again
 
 `harness/evaluation.py` describes the protocol (the paper's), the numbers and their errors. The
@@ -13,7 +13,7 @@ folder `--out` gets settings.json (what must not change), generations.jsonl (eve
 verdict, written as they are made) and results.json (the table). The same command continues where it
 was interrupted.
 
-Left out: serving engines (`python -m lab.replay` grades their responses), tensor parallelism.
+Left out: serving engines (`python -m lab.tools.replay` grades their responses), tensor parallelism.
 """
 
 import dataclasses

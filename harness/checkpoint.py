@@ -162,7 +162,9 @@ def discard_after(run: Path, step: int, keep_models: bool) -> list[Path]:
     """
     later = [path for path in files.checkpoints_of(run) if files.step_of(path) > step]
     for path in files.steps_of(run):
-        if files.step_of(path) > step or not keep_models and not (path / "complete.json").exists():
+        if files.step_of(path) > step or (
+            not keep_models and not (path / "complete.json").exists()
+        ):
             _remove(path)
     for draft in (run / "checkpoints").glob(".writing-*"):
         shutil.rmtree(draft)

@@ -202,8 +202,6 @@ def choose_batch_of_model(
     return memory.choose_batch(model.config, machine, room, max(prompts), protocol.max_tokens)
 
 
-
-
 def grade_block(
     sampler: Sampler, task: Task, loaded: Loaded, problems: list[dict], protocol: Protocol
 ) -> list[dict]:

@@ -63,9 +63,7 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
         return Run(config, ranks, context, sample_step, notes=notes)
 
 
-def describe(
-    config: TrainConfig, ranks: Ranks, task: Task, model: PreTrainedModel
-) -> list[str]:
+def describe(config: TrainConfig, ranks: Ranks, task: Task, model: PreTrainedModel) -> list[str]:
     """The plan's lines on device, number formats and threads, on model, problems and benchmarks."""
     numbers = f"weights and optimizer float32, compute {config.machine.dtype}"
     threads = f"{torch.get_num_threads()} CPU threads each"
@@ -225,7 +223,9 @@ def give_lessons(run: Run) -> None:
     Lessons are left out where `needs_lessons` is false.
     """
     if run.config.problems.warmup_steps and not run.context.task.lessons:
-        raise BadInput("--warmup-steps: the task has no lessons; --use lab.warm_up, or leave it out")
+        raise BadInput(
+            "--warmup-steps: the task has no lessons; --use lab.tools.warm_up, or leave it out"
+        )
     if needs_lessons(run):
         run.context.policy = Policy(teach_policy(run))
 

@@ -296,5 +296,7 @@ def print_after(
         print(f"peak memory per GPU: {peak:.1f} GB")
     place = shlex.quote(str(folder))
     print(f"\nthe model: {place}/model\nnext: python eval.py --model {place}")
-    print(f"      python -m lab.curve {place}; python -m lab.page {place}")
-    print("      the same command with another --method, then python -m lab.studies.compare RUN RUN")
+    print(f"      python -m lab.tools.curve {place}; python -m lab.tools.page {place}")
+    print(
+        "      the same command with another --method, then python -m lab.studies.compare RUN RUN"
+    )

@@ -49,9 +49,11 @@ EFFECTS = (
     Effect(
         "warmup_steps",
         "--task words, --data, or --task embedded without --model",
-        lambda config: TASKS[config.task].makes_problems and not config.task == "embedded"
-        or bool(config.problems.data)
-        or makes_model(config),
+        lambda config: (
+            (TASKS[config.task].makes_problems and not config.task == "embedded")
+            or bool(config.problems.data)
+            or makes_model(config)
+        ),
     ),
     Effect(
         "data",

@@ -40,9 +40,7 @@ def sample_and_grade(
     return rollouts, verdicts
 
 
-def sample_step(
-    run: Run, step: int, clock: Clock
-) -> tuple[list[dict], Rollouts, list[Verdict]]:
+def sample_step(run: Run, step: int, clock: Clock) -> tuple[list[dict], Rollouts, list[Verdict]]:
     """The problems of a step that are this rank's, G rollouts of each, and their verdicts."""
     sampling = run.config.sampling
     drawn = run.context.task.draw(step, sampling.prompts_per_step, run.config.seed)

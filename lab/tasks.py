@@ -6,7 +6,9 @@ from harness.config import OWN, PRESETS
 from tasks.settings import TASKS, Kind, Problems
 
 TASKS["words"] = Kind(
-    "The task: word problems, worked out step by step.", makes_problems=True, make="lab.words:task"
+    "The task: word problems, worked out step by step.",
+    makes_problems=True,
+    make="lab.tools.words:task",
 )
 # Responses have 30 to 80 tokens. Plain text is the shortest prompt.
 PRESETS["words"] = replace(

@@ -140,7 +140,7 @@ class Problems:
     """Toy task: hidden size of the model that is made."""
     warmup_steps: Natural = 0
     """Supervised steps before training, on error-prone demonstrations (embedded), or those of
-    `--use lab.warm_up`; 0: none.
+    `--use lab.tools.warm_up`; 0: none.
     """
 
 

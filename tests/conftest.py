@@ -66,7 +66,7 @@ def assert_refused(capsys):
 def no_curve():
     """Runs draw no curve.png, which takes half of the time of a run of one step."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lab.curve.plot", lambda *inputs: None)
+        patch.setattr("lab.tools.curve.plot", lambda *inputs: None)
         yield
 
 

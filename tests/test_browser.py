@@ -18,9 +18,9 @@ from builders.small_models import NumberTokenizer
 
 from credit.batch import effective_weights
 from credit.settings import Shear
-from lab import page
 from lab.rules.controls import oracle
-from lab.spans import closest_by_rollout
+from lab.tools import page
+from lab.tools.spans import closest_by_rollout
 from shear import shear_weights
 from tasks.toy import FirstError
 

@@ -250,7 +250,7 @@ def test_no_trial_counts_at_another_rate_or_without_its_seed_in_the_other_arm(tm
 
 
 def test_the_page_has_what_the_rows_say():
-    """The tables of docs/records/methods.md can be computed again, and every arm is in one.
+    """The tables of lab/records/methods.md can be computed again, and every arm is in one.
 
     The page leaves some columns out.
     """

@@ -26,9 +26,9 @@ from grpo import Policy, group_advantages, score, to_padded
 from harness.config import TrainConfig
 from harness.load import make_task
 from harness.run import make_context
-from lab import lora, salience
 from lab.rules import hindsight
-from lab.salience import Answer, outcome_weights
+from lab.tools import lora, salience
+from lab.tools.salience import Answer, outcome_weights
 from shear import closest_spans, shear_weights
 from tasks import toy
 from tasks.problems import Task

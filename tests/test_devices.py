@@ -17,7 +17,7 @@ from grpo import rollout
 from harness.config import with_values
 from harness.load import make_task
 from harness.run import Ranks
-from lab import lora, teacher
+from lab.tools import lora, teacher
 from shear import shear_weights
 from tasks import toy
 from tasks.problems import SmokeTask

@@ -26,10 +26,10 @@ from credit.settings import Shear
 from grpo import Policy, Rollouts, rollout, score
 from harness import files, models
 from harness.config import PAPER_RECIPE, with_values
-from lab import teacher
 from lab.studies import diagnose, figures, page, prefixes
 from lab.studies.advantages import jackknife_half, measure_place
 from lab.studies.prefixes import SPANS, Prefixes
+from lab.tools import teacher
 from rewards import Verdict
 from tasks import toy
 from tasks.errors import BadInput

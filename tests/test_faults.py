@@ -285,7 +285,7 @@ def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
     assert words in message and message.count("\n") == 1
 
 
-@pytest.mark.parametrize("place", ["harness.checkpoint.save", "lab.curve.plot"])
+@pytest.mark.parametrize("place", ["harness.checkpoint.save", "lab.tools.curve.plot"])
 def test_a_full_disk_says_how_to_go_on(place, copied, monkeypatch, capsys):
     """It names --resume, not the command that began; the model is saved before the picture."""
     monkeypatch.setattr(place, raising(OSError(errno.ENOSPC, "No space left on device", "x")))

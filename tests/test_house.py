@@ -175,7 +175,7 @@ def test_what_few_need_is_imported_where_it_is_needed():
     for path in SOURCES:
         for package in packages(names_in(tree_of(path).body)) & set(need):
             need[package].add(dotted(path))
-    assert need["datasets"] == {"lab.integrations.train_trl", "lab.studies.loops"}
+    assert need["datasets"] == {"lab.bridges.train_trl", "lab.studies.loops"}
     assert need["ot"] == need["geomloss"] == {"lab.studies.bench"}
 
 

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
 from harness import files
-from lab import lora
+from lab.tools import lora
 from tasks import toy
 
 IDS = torch.arange(18).view(2, 9)

@@ -39,7 +39,7 @@ def flags(**changes) -> TrainConfig:
 
 @pytest.fixture(scope="module")
 def documented() -> dict:
-    """The names of docs/records/memory_table.py, with the lines that it `printed`.
+    """The names of lab/records/memory_table.py, with the lines that it `printed`.
 
     Two of them, `LARGE` and `SMALL`, are models' configurations.
     """

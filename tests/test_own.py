@@ -13,10 +13,10 @@ from transformers import AutoTokenizer
 
 import eval as evaluate
 import train
-from docs.records.random_model import LARGE
 from harness import log
 from harness.files import append_rows, read_lines
 from harness.load import make_task
+from lab.records.random_model import LARGE
 from tasks import lessons
 
 SIZES = "--task own --steps 1 --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 4 "

@@ -14,7 +14,7 @@ import torch
 from builders.case_files import DOCS, WITHOUT_LINUX
 
 import shear
-from lab.integrations import shear_credit
+from lab.bridges import shear_credit
 
 pytest.importorskip(
     "setuptools",
@@ -168,7 +168,7 @@ def test_the_loop_of_the_docs_trains(wheel, tmp_path, taught, monkeypatch):
 
 def test_without_trl_its_trainer_says_what_to_install(installed):
     """The error names the versions of the extra "trl"."""
-    needed = (ROOT / "lab/integrations/requirements.txt").read_text().strip()
+    needed = (ROOT / "lab/bridges/requirements.txt").read_text().strip()
     said = (installed / "error.txt").read_text()
     assert said == f"ShearGRPOTrainer needs TRL: pip install '{needed}'"
 

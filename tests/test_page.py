@@ -15,9 +15,9 @@ from builders.pages import GOOD_ROW, HOSTILE, long_group, page_row
 from builders.runs import config_from
 
 from harness import files
-from lab import page
 from harness.folder import write_config
 from lab.studies import page as command
+from lab.tools import page
 
 
 def data_of(text):

@@ -28,7 +28,7 @@ from harness import checkpoint, command, files, fsdp, load
 from harness.folder import open_folder
 from harness.fsdp import checksum, full, layers_of, share
 from harness.run import Ranks
-from lab import lora
+from lab.tools import lora
 from rewards import Verdict
 from tasks import toy
 from tasks.errors import BadInput
@@ -36,12 +36,12 @@ from tasks.problems import Task
 
 FLAGS = "--task embedded --toy-lines 2 --prompts-per-step 6 --rollouts-per-prompt 4 --prompts-per-update 3".split()
 FLAGS += "--lr 1e-3 --micro-tokens 256".split()
-TINY = [*RUN_FLAGS, *"--seed 1 --use lab.dynamic:rounds=2".split()]
+TINY = [*RUN_FLAGS, *"--seed 1 --use lab.tools.dynamic:rounds=2".split()]
 CASES = {
     "attention": ["--method", "attention"],
     "replicas": ["--method", "shear", "--shard-over", "1", "--recompute"],
-    "adapter": ["--method", "arca", "--use", "lab.lora:rank=2", "--lr", "1e-2"],
-    "experts": ["--method", "grpo", "--use", "lab.lora:rank=2", "--lr", "1e-2"],
+    "adapter": ["--method", "arca", "--use", "lab.tools.lora:rank=2", "--lr", "1e-2"],
+    "experts": ["--method", "grpo", "--use", "lab.tools.lora:rank=2", "--lr", "1e-2"],
     "bfloat16": ["--method", "shear", "--dtype", "bfloat16"],
 }
 

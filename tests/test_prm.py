@@ -16,8 +16,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from grpo import Rollouts
 from harness.load import own_prm
 from harness.models import load_reward_model
-from lab import teacher
-from lab.reward_model import SEPARATOR, ProcessRewardModel, score_steps
+from lab.tools import teacher
+from lab.tools.reward_model import SEPARATOR, ProcessRewardModel, score_steps
 from tasks import toy
 from tasks.errors import BadInput
 from tasks.problems import Task

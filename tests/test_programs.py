@@ -10,7 +10,7 @@ Not in the file, because no grader can tell them from honest programs: an object
 properties, which is asked one question at a time (`r.index(1) < r.index(2) < r.index(1)`) or
 multiplied with another such object; an argument that is emptied, so that what the test computes
 from it later is empty, too; text for a test that evaluates its candidate's text.
-docs/records/grading.md lists all of these.
+lab/records/grading.md lists all of these.
 """
 
 import warnings

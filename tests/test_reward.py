@@ -24,7 +24,7 @@ from harness import fsdp
 from harness.evaluation import as_task, protocol_of
 from harness.files import read_lines
 from harness.sampling import check_verdicts
-from lab import words
+from lab.tools import words
 from rewards import Verdict
 from tasks.benchmarks import BENCHMARKS, Loaded
 from tasks.errors import RunFailed
@@ -150,7 +150,7 @@ def test_a_reward_is_a_verdict_a_number_or_a_bool(result, expected):
 
 
 def test_the_guide_s_reward_grades_and_benchmarks_keep_their_own():
-    """docs/your_own.py grades every task but the embedded one."""
+    """lab/learn/your_own.py grades every task but the embedded one."""
     tokenizer = turns_tokenizer()
     own = f"{DOCS}/your_own.py:grade"
     settings = Problems(), Grading(reward=own)

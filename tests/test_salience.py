@@ -16,8 +16,8 @@ from builders.small_models import byte_tokenizer, fill_adapter
 from credit.tokens import char_starts
 from grpo import Policy, Rollouts
 from harness.run import make_context
-from lab import lora, salience
-from lab.salience import Answer, answer_places
+from lab.tools import lora, salience
+from lab.tools.salience import Answer, answer_places
 
 TEXTS = [
     "a=1+2=1+2=3\nb=a*7=3*7=1\n\\boxed{1}",

@@ -24,7 +24,7 @@ from harness.files import append_rows
 from harness.folder import open_folder
 from harness.load import give_lessons, load_run
 from harness.run import Ranks, Run
-from lab import teacher
+from lab.tools import teacher
 from tasks import toy
 from tasks.benchmarks import Loaded
 

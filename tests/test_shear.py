@@ -17,7 +17,7 @@ from torch.testing import assert_close
 from credit.settings import Shear
 from lab.rules import ablations
 from lab.rules.ablations import even_out
-from lab.spans import closest_by_rollout
+from lab.tools.spans import closest_by_rollout
 from shear import (
     closest_spans,
     shear_advantages,

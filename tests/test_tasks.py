@@ -21,7 +21,7 @@ from grpo import Rollouts
 from harness.config import PAPER_RECIPE
 from harness.files import append_rows
 from harness.load import make_task
-from lab.integrations.trl_rewards import without_bos
+from lab.bridges.trl_rewards import without_bos
 from rewards import grade_math
 from tasks import problems, toy
 from tasks.benchmarks import load_benchmark

@@ -1,4 +1,4 @@
-"""lab/integrations/: SHEAR in TRL is Algorithm 1 times TRL's advantages; with weights of 1 it is GRPO.
+"""lab/bridges/: SHEAR in TRL is Algorithm 1 times TRL's advantages; with weights of 1 it is GRPO.
 
 trl_runs.py has all cases.
 """
@@ -21,9 +21,9 @@ pytest.importorskip("trl", reason="TRL is not installed: pip install -r requirem
 import trl_runs
 from trl import GRPOTrainer
 
-from lab.integrations import train_trl
-from lab.integrations.trl_rewards import code_reward, math_reward
-from lab.integrations.trl_shear import ShearGRPOTrainer
+from lab.bridges import train_trl
+from lab.bridges.trl_rewards import code_reward, math_reward
+from lab.bridges.trl_shear import ShearGRPOTrainer
 from lab.studies import loops
 from shear import EPS, STRIDE, WINDOW
 

@@ -1,4 +1,4 @@
-"""lab/integrations/verl_shear.py: verl's engine makes Algorithm 1's weights; its trainer multiplies.
+"""lab/bridges/verl_shear.py: verl's engine makes Algorithm 1's weights; its trainer multiplies.
 
 Where verl is not installed, which needs older transformers than this project, all of this is
 skipped; `bash .ci/verl` makes an environment that has it.
@@ -20,7 +20,7 @@ import torch.distributed as dist
 # An installed shear_credit would register its engine beside the one that is tested here.
 os.environ |= {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_PLUGINS": "none"}
 pytest.importorskip(
-    "verl", reason="verl is not installed: pip install -r lab/integrations/requirements-verl.txt"
+    "verl", reason="verl is not installed: pip install -r lab/bridges/requirements-verl.txt"
 )
 import ray
 import transfer_queue as tq
@@ -41,9 +41,9 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 from verl.workers.engine import EngineRegistry
 
 from grpo import group_advantages
+from lab.bridges import verl_shear
+from lab.bridges.verl_shear import MODEL_TYPE, ShearTrainer
 from lab.fast.race import race
-from lab.integrations import verl_shear
-from lab.integrations.verl_shear import MODEL_TYPE, ShearTrainer
 from shear import shear_weights
 from tasks import toy
 

@@ -21,8 +21,8 @@ from credit.tokens import tokens_of
 from grpo import Policy
 from harness import load
 from harness.files import config_of, read_lines
+from lab.tools import words
 from rewards import grade_math
-from lab import words
 from tasks import lessons
 
 

@@ -31,8 +31,8 @@ from trl import GRPOConfig, GRPOTrainer
 
 from credit.batch import Batch
 from grpo import Policy, Rollouts, cat_padded, score
-from lab.integrations import trl_shear
-from lab.integrations.trl_shear import ShearGRPOTrainer
+from lab.bridges import trl_shear
+from lab.bridges.trl_shear import ShearGRPOTrainer
 from tasks import toy
 
 constants.HF_HUB_DISABLE_TELEMETRY = True  # a trainer of TRL's tells the hub that it was made

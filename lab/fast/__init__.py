@@ -1,9 +1,9 @@
 """The same numbers, sooner: `--use lab.fast`. Each of them has its plain twin in the core.
 
-    race         which of the opposing spans is closest, without solving every pair
-    distances    the costs by one matrix product
-    packing      micro-batches without padding
-    generate     sampling that drops rollouts that have ended, and reads a prompt once
+race         which of the opposing spans is closest, without solving every pair
+distances    the costs by one matrix product
+packing      micro-batches without padding
+generate     sampling that drops rollouts that have ended, and reads a prompt once
 """
 
 from typing import TYPE_CHECKING

@@ -5,7 +5,7 @@
     pack(rows, ...)          replaces grpo.pack: as few micro-batches as can be, equally full
 
 Padded to its longest rollout, a micro-batch computes with 1.1 to 2.9 times as many tokens as there
-are (docs/records/speed.md). Packed, it computes with these alone. Positions restart at each
+are (lab/records/speed.md). Packed, it computes with these alone. Positions restart at each
 rollout, and each attends to itself: the attention that is registered with transformers as "packed"
 runs on CUDA in half precision in one kernel, `varlen_attn`, and elsewhere by SDPA over one rollout
 after the other, or over several of one length. No mask over all pairs of tokens ever exists.

@@ -85,9 +85,7 @@ def closest_by_cosine(
     return closest_of((1 - means[0] @ means[1].T).clamp_min(0.0))
 
 
-def closest_by_mmd(
-    costs: Tensor, right: Side, wrong: Side, eps: float, **solver: float
-) -> Closest:
+def closest_by_mmd(costs: Tensor, right: Side, wrong: Side, eps: float, **solver: float) -> Closest:
     """The square root of the biased MMD^2, with the kernel exp(-d^2 / (2 m^2)).
 
     m is the group's median distance, as the module's docstring says.

@@ -1,4 +1,4 @@
-"""Credit by how far a LoRA adapter moves the policy: needs `--use lab.lora`."""
+"""Credit by how far a LoRA adapter moves the policy: needs `--use lab.tools.lora`."""
 
 import math
 from typing import TYPE_CHECKING
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from credit.batch import Batch, Context
 from credit.rules import rule
-from lab import salience
+from lab.tools import salience
 from tasks.errors import BadInput
 
 if TYPE_CHECKING:
@@ -16,14 +16,16 @@ if TYPE_CHECKING:
 
 
 def needs_adapter(run: "Run", **options: object) -> None:
-    """Raise BadInput without `--use lab.lora`."""
-    if not any(text.startswith("lab.lora") for text in run.config.use):
-        raise BadInput(f"--method {run.config.credit.method}: needs --use lab.lora")
+    """Raise BadInput without `--use lab.tools.lora`."""
+    if not any(text.startswith("lab.tools.lora") for text in run.config.use):
+        raise BadInput(f"--method {run.config.credit.method}: needs --use lab.tools.lora")
 
 
 @rule(
     "arca",
-    "how far a LoRA adapter moves the token's state", needs_states=True, prepare=needs_adapter,
+    "how far a LoRA adapter moves the token's state",
+    needs_states=True,
+    prepare=needs_adapter,
 )
 def arca(batch: Batch, context: Context, *, floor: float = 1e-06) -> Tensor:
     """A_t = A T w_t, w_t in proportion to a_t + floor, a_t = ||h_adapted - h_base||: ARCA.
@@ -40,7 +42,8 @@ def arca(batch: Batch, context: Context, *, floor: float = 1e-06) -> Tensor:
 
 @rule(
     "dgpo",
-    "how far a LoRA adapter moves the next token's distribution, gated by entropy", prepare=needs_adapter,
+    "how far a LoRA adapter moves the next token's distribution, gated by entropy",
+    prepare=needs_adapter,
 )
 def dgpo(batch: Batch, context: Context, *, tau: float = 0.5, kappa: float = 1.0) -> Tensor:
     """A_t = A w_t, w_t = T softmax_t(d_t (H_t / log V)^kappa / tau): DGPO (arXiv 2605.03327).

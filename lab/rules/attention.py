@@ -9,7 +9,7 @@ from credit.batch import Batch, Context
 from credit.measures import group_moments, standardise
 from credit.rules import rule
 from harness.fsdp import layers_of
-from lab import salience
+from lab.tools import salience
 from tasks.errors import BadInput
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ def needs_attention(run: "Run", **options: object) -> None:
 
 @rule(
     "attention",
-    "weights grow from focused tokens to those that attend widely", prepare=needs_attention,
+    "weights grow from focused tokens to those that attend widely",
+    prepare=needs_attention,
 )
 def attention(batch: Batch, context: Context, *, slope: float = 1.0) -> Tensor:
     """A_t = A omega_t, omega_t moving from focused tokens to wide ones: attention entropy.

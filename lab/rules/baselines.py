@@ -17,12 +17,13 @@ from torch import Tensor
 
 from credit.batch import Batch, Context
 from credit.rules import rule, weigh
-from lab.salience import logit_gradients
+from lab.tools.salience import logit_gradients
 
 
 @rule(
     "opo",
-    "the reward minus the group's mean reward, weighted by squared gradient norms", weighs=False,
+    "the reward minus the group's mean reward, weighted by squared gradient norms",
+    weighs=False,
 )
 def opo(batch: Batch, context: Context) -> Tensor:
     """A_t = r - b with b = sum_i W_i r_i / sum_i W_i over the group: OPO (arXiv 2505.23585).
@@ -37,7 +38,8 @@ def opo(batch: Batch, context: Context) -> Tensor:
 
 @rule(
     "otb",
-    "the same with a baseline for each token, weighted by the norms up to it", weighs=False,
+    "the same with a baseline for each token, weighted by the norms up to it",
+    weighs=False,
 )
 def otb(batch: Batch, context: Context) -> Tensor:
     """A_t = r - b_t, weighted by the norms of the tokens up to t: OTB (arXiv 2602.07078).

@@ -41,7 +41,9 @@ def oracle(batch: Batch, context: Context, *, mass: int = 0) -> Tensor:
 
 @rule(
     "cliff",
-    "control: 0 before the true first error, A from it on; centred", weighs=False, prepare=needs_first_errors,
+    "control: 0 before the true first error, A from it on; centred",
+    weighs=False,
+    prepare=needs_first_errors,
 )
 def cliff(batch: Batch, context: Context, *, prefix: float = 0.0) -> Tensor:
     """A_t = A_cor - b, but A_inc - b from a wrong rollout's true first error on: Cliff.
@@ -127,7 +129,9 @@ def scaled(
 ) -> Tensor:
     """`negative` times the credit of wrong rollouts; with `mean1` by the group's mean weight 1."""
     credit = find(of).credit(batch, context)  # (B, T)
-    credit = torch.where(batch.mask, credit, 0.0) * torch.where(batch.correct[:, None], 1.0, negative)
+    credit = torch.where(batch.mask, credit, 0.0) * torch.where(
+        batch.correct[:, None], 1.0, negative
+    )
     if mean1:
         counts = batch.mask & (batch.A != 0)  # (B, T)
         weights = effective_weights(credit, batch.advantages, batch.mask)  # (B, T)

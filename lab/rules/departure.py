@@ -8,14 +8,21 @@ from torch import Tensor
 from credit.batch import Batch, Context
 from credit.rules import rule, weigh
 from lab.rules.ablations import closest_by_cost
-from lab.spans import closest_by_rollout
+from lab.tools.spans import closest_by_rollout
 
 
 @rule(
     "first",
-    "the same distances, but only where a wrong rollout first departs", needs_states=True,
+    "the same distances, but only where a wrong rollout first departs",
+    needs_states=True,
 )
-def first(batch: Batch, context: Context, *, threshold: float = 0.03, place: Literal["onset", "random"] = "onset") -> Tensor:
+def first(
+    batch: Batch,
+    context: Context,
+    *,
+    threshold: float = 0.03,
+    place: Literal["onset", "random"] = "onset",
+) -> Tensor:
     """A_t = A where a wrong rollout first departs from the right ones, 0 elsewhere; ours.
 
     The distance is W_eps in the reading "cost", which has no floor. Right rollouts keep A on every

@@ -11,7 +11,9 @@ from credit.rules import rule
 
 
 @rule("entropy", "more credit where the policy was unsure")
-def entropy_credit(batch: Batch, context: Context, *, alpha: float = 0.4, kappa: float = 2.0) -> Tensor:
+def entropy_credit(
+    batch: Batch, context: Context, *, alpha: float = 0.4, kappa: float = 2.0
+) -> Tensor:
     """A_t = A + min(alpha H_t, |A| / kappa), H_t in nats (Cheng et al. 2025, arXiv 2506.14758).
 
     Rewards grow and penalties shrink where the policy was unsure. The default alpha is the source's

@@ -51,7 +51,9 @@ def fits(run: "Run", **options: object) -> None:
 
 
 @rule("rlsd", "how much likelier the token becomes when the answer is known", prepare=fits)
-def rlsd(batch: Batch, context: Context, *, mix: float = 0.5, steps: int = 50, bound: float = 0.2) -> Tensor:
+def rlsd(
+    batch: Batch, context: Context, *, mix: float = 0.5, steps: int = 50, bound: float = 0.2
+) -> Tensor:
     """A_t = A ((1 - lam) + lam clip(w_t, 1 - bound, 1 + bound)): RLSD (arXiv 2604.03128).
 
     w_t = exp(sign(A) (log pi'(y_t) - log pi(y_t))), Eqs. (13) to (15). pi' is the policy that also
@@ -65,9 +67,12 @@ def rlsd(batch: Batch, context: Context, *, mix: float = 0.5, steps: int = 50, b
 
 @rule(
     "serl",
-    "how much likelier the token becomes after another right rollout is shown", prepare=fits,
+    "how much likelier the token becomes after another right rollout is shown",
+    prepare=fits,
 )
-def serl(batch: Batch, context: Context, *, mix: float = 0.5, steps: int = 50, bound: float = 0.2) -> Tensor:
+def serl(
+    batch: Batch, context: Context, *, mix: float = 0.5, steps: int = 50, bound: float = 0.2
+) -> Tensor:
     """A_t as in `rlsd`, with a teacher pi' that sees the first other right rollout of the group.
 
     SERL (arXiv 2605.19447; the authors' core_algos.py) has a teacher that sees feedback on the
@@ -98,7 +103,10 @@ def lean_on(
 
 @rule(
     "sdpo",
-    "the log-ratio after another right rollout is shown", weighs=False, drops_uncredited=True, prepare=fits,
+    "the log-ratio after another right rollout is shown",
+    weighs=False,
+    drops_uncredited=True,
+    prepare=fits,
 )
 def sdpo(batch: Batch, context: Context, *, mix: float = 0.0) -> Tensor:
     """A_t = mix A + (1 - mix) (log pi'(y_t) - log pi(y_t)): SDPO (arXiv 2601.20802).
@@ -114,7 +122,10 @@ def sdpo(batch: Batch, context: Context, *, mix: float = 0.0) -> Tensor:
 
 @rule(
     "iw-opd",
-    "sdpo's log-ratio, enlarged where the rollout has little of it before the token", weighs=False, drops_uncredited=True, prepare=fits,
+    "sdpo's log-ratio, enlarged where the rollout has little of it before the token",
+    weighs=False,
+    drops_uncredited=True,
+    prepare=fits,
 )
 def iw_opd(batch: Batch, context: Context, *, gamma: float = 0.5) -> Tensor:
     """A_t = a_t (1 + gamma (1 - sum_{k<t} |a_k| / sum_k |a_k|)), a_t = log pi'(y_t) - log pi(y_t).
@@ -130,7 +141,9 @@ def iw_opd(batch: Batch, context: Context, *, gamma: float = 0.5) -> Tensor:
 
 @rule(
     "dasd",
-    "A plus a little of sdpo's log-ratio where entropy is low, minus a little elsewhere", weighs=False, prepare=fits,
+    "A plus a little of sdpo's log-ratio where entropy is low, minus a little elsewhere",
+    weighs=False,
+    prepare=fits,
 )
 def dasd(batch: Batch, context: Context, *, beta: float = 0.1) -> Tensor:
     """A_t = A + beta omega_t d_t, by a right peer's log-ratio d_t: DASD (arXiv 2605.22263).
@@ -153,7 +166,9 @@ def dasd(batch: Batch, context: Context, *, beta: float = 0.1) -> Tensor:
 
 @rule(
     "hsd",
-    "the ratio to a policy that sees the answer and another right rollout, minus 1", weighs=False, prepare=fits,
+    "the ratio to a policy that sees the answer and another right rollout, minus 1",
+    weighs=False,
+    prepare=fits,
 )
 def hsd(batch: Batch, context: Context) -> Tensor:
     """A_t = pi'(y_t) / pi(y_t) - 1: HSD (arXiv 2606.15576).
@@ -182,7 +197,9 @@ def needs_rephrasing(run: "Run", **options: object) -> None:
 
 @rule(
     "scapo",
-    "less credit for tokens that depend on the problem's wording", weighs=False, prepare=needs_rephrasing,
+    "less credit for tokens that depend on the problem's wording",
+    weighs=False,
+    prepare=needs_rephrasing,
 )
 def scapo(batch: Batch, context: Context, *, strength: float = 0.01, phrasings: int = 4) -> Tensor:
     """A_t = A + strength min(u_t, 0), u_t low where rephrasing changes y_t: SCAPO (2609.40360).

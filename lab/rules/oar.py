@@ -9,12 +9,18 @@ from torch import Tensor
 from credit.batch import Batch, Context
 from credit.rules import rule
 from grpo import Rollouts
-from lab import salience
+from lab.tools import salience
 
 
 @rule("oar-g", "the answer's sensitivity to a token, by gradients")
 def oar_g(
-    batch: Batch, context: Context, *, quantile: float = 0.25, beta: float = 1.0, probe: Literal["kl", "logp"] = "kl", noise: float = 0.001
+    batch: Batch,
+    context: Context,
+    *,
+    quantile: float = 0.25,
+    beta: float = 1.0,
+    probe: Literal["kl", "logp"] = "kl",
+    noise: float = 0.001,
 ) -> Tensor:
     """A_t = A omega_t, omega_t by the answer's sensitivity to token t: OAR-G (arXiv 2601.07408).
 
@@ -30,7 +36,14 @@ def oar_g(
 
 
 @rule("oar-p", "the answer's sensitivity to a token, by masking")
-def oar_p(batch: Batch, context: Context, *, quantile: float = 0.25, beta: float = 1.0, probe: Literal["kl", "logp"] = "kl") -> Tensor:
+def oar_p(
+    batch: Batch,
+    context: Context,
+    *,
+    quantile: float = 0.25,
+    beta: float = 1.0,
+    probe: Literal["kl", "logp"] = "kl",
+) -> Tensor:
     """A_t = A omega_t as in `oar_g`, the sensitivity measured by hiding one token after the other.
 
     It takes one forward pass per token before the answer. Deviates: with the probe "logp" a token

@@ -1,4 +1,4 @@
-"""Credit by the scores of a process reward model (`lab/reward_model.py`)."""
+"""Credit by the scores of a process reward model (`lab/tools/reward_model.py`)."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from credit.batch import Batch, Context
 from credit.measures import group_moments
 from credit.rules import rule
-from lab import reward_model
+from lab.tools import reward_model
 
 if TYPE_CHECKING:
     from harness.run import Run
@@ -48,7 +48,15 @@ def prm(batch: Batch, context: Context, *, model: str = "") -> Tensor:
 
 
 @rule("finepo", "the score of the token's step, relative to its rollout's mean", prepare=load)
-def finepo(batch: Batch, context: Context, *, model: str = "", alpha: float = 0.5, bound: float = 2.0, scores: Literal["prm", "random"] = "prm") -> Tensor:
+def finepo(
+    batch: Batch,
+    context: Context,
+    *,
+    model: str = "",
+    alpha: float = 0.5,
+    bound: float = 2.0,
+    scores: Literal["prm", "random"] = "prm",
+) -> Tensor:
     """A_t = A omega_t, omega_t = clip(1 + alpha sign(A) D_k / D, 0, bound): FinePO.
 
     D_k = p_k - (the mean of p over the rollout's tokens), p_k the score of t's step, and D is the
@@ -71,7 +79,14 @@ def finepo(batch: Batch, context: Context, *, model: str = "", alpha: float = 0.
 
 
 @rule("pure", "a soft minimum of the steps' scores", weighs=False, prepare=load)
-def pure(batch: Batch, context: Context, *, model: str = "", temperature: float = 0.1, outcome: float = 1.0) -> Tensor:
+def pure(
+    batch: Batch,
+    context: Context,
+    *,
+    model: str = "",
+    temperature: float = 0.1,
+    outcome: float = 1.0,
+) -> Tensor:
     """A_t = (G_t - baseline) / std, in place of A: the min-form of PURE (arXiv 2504.15275).
 
     The source is Cheng et al. 2025. r_k = 2 p_k - 1 per step, and r*_k = r_k exp(-r_k /

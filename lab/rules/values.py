@@ -24,7 +24,9 @@ DELTA = 1e-6  # of Eq. (1), as in `grpo.group_advantages`
 
 @rule(
     "kgae",
-    "changes of a value that nearby rollouts of the group estimate", needs_states=True, weighs=False,
+    "changes of a value that nearby rollouts of the group estimate",
+    needs_states=True,
+    weighs=False,
 )
 def kgae(batch: Batch, context: Context, *, decay: float = 0.95, width: float = 0.05) -> Tensor:
     """A_t = sum_k decay^k (V_{t+k} - V_{t+k-1}) / std: generalized advantage estimation; ours.
@@ -104,7 +106,9 @@ def aligned_distances(x: Tensor, y: Tensor, window: int) -> Tensor:
 
 @rule(
     "bipace",
-    "the reward after this token minus that of all tokens in similar states", needs_states=True, weighs=False,
+    "the reward after this token minus that of all tokens in similar states",
+    needs_states=True,
+    weighs=False,
 )
 def bipace(batch: Batch, context: Context, *, radius: float = 0.1) -> Tensor:
     """A_t = Q - V, mean rewards of the group's tokens that were chosen in similar states: BiPACE.

@@ -181,7 +181,7 @@ def against_truth(
     measured = []
     for name in methods:
         lacks_model = name in WITH_MODEL and "prm" not in context.kept
-        if lacks_model or name in WITH_ADAPTER or name == "scapo" and not context.task.rephrase:
+        if lacks_model or name in WITH_ADAPTER or (name == "scapo" and not context.task.rephrase):
             print(f"left out: {name} against the truth: the run lacks what it needs")
         else:
             measured.append(("methods", name, Credit(name), shear))

@@ -247,7 +247,15 @@ def full_pairs(right: Side, wrong: Side, count: int) -> Pairs:
 
 def ours(group: Group) -> Tensor:
     """Weigh a group as training does; returns its right spans' minima (K+,), over nbar."""
-    weighed = shear_weights(group.hidden, group.mask, group.correct, window=group.shear.window, stride=group.shear.stride, distances=token_distances, closest=race)
+    weighed = shear_weights(
+        group.hidden,
+        group.mask,
+        group.correct,
+        window=group.shear.window,
+        stride=group.shear.stride,
+        distances=token_distances,
+        closest=race,
+    )
     assert weighed.closest is not None  # the group is mixed
     return weighed.closest.of_right / weighed.nbar
 

@@ -66,11 +66,11 @@ ARMS = [
     "shear-mean1: scaled --method-option of=shear mean1=yes",
     "grpo-wrong-.12: scaled --method-option negative=.12",
     "sdpo: sdpo --method-option mix=.9",  # for a weak model
-    "grpo-dynamic: grpo --use lab.dynamic:rounds=4",
-    "shear-dynamic: shear --use lab.dynamic:rounds=4",
-    "grpo-lora: grpo --use lab.lora:rank=16",
+    "grpo-dynamic: grpo --use lab.tools.dynamic:rounds=4",
+    "shear-dynamic: shear --use lab.tools.dynamic:rounds=4",
+    "grpo-lora: grpo --use lab.tools.lora:rank=16",
 ]
-ARMS += [f"{name}-lora: {name} --use lab.lora:rank=16" for name in sorted(WITH_ADAPTER)]
+ARMS += [f"{name}-lora: {name} --use lab.tools.lora:rank=16" for name in sorted(WITH_ADAPTER)]
 ARMS += [name for name in RULES if name not in {"grpo", "shear", "sdpo", *WITH_ADAPTER, *MADE}]
 ARMS_HELP = (
     'Arms: a method, or "NAME: METHOD FLAGS"; if not given, all that the task allows of '
@@ -304,7 +304,9 @@ def rates_of(stage: str, cell: Cell, arm: str, trials: pd.DataFrame) -> Sequence
     if stage == "advantages":
         return [middle]
     # adapters need ten times the rate of the whole model
-    return cell.rates or grid(10 * middle if "lab.lora" in " ".join(config.use) else middle, curves)
+    return cell.rates or grid(
+        10 * middle if "lab.tools.lora" in " ".join(config.use) else middle, curves
+    )
 
 
 def grid(middle: float, curves: pd.Series) -> list[float]:
@@ -413,7 +415,9 @@ def advantages_of(run: Run, cell: Cell) -> dict:
     arms = {}
     for arm in cell.arms:
         credit = settings_of(arm, shlex.split(cell.flags)).credit
-        if credit.method not in WITH_MODEL | WITH_ADAPTER and CREDIT.issuperset(given_flags(words_of(arm))):
+        if credit.method not in WITH_MODEL | WITH_ADAPTER and CREDIT.issuperset(
+            given_flags(words_of(arm))
+        ):
             arms[name_of(arm)] = credit
     heldout = run.context.task.heldout[:GROUPS]
     return {"advantages": measure(run, heldout, arms, CONTINUATIONS)}

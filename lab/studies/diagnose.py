@@ -79,8 +79,6 @@ from harness.load import give_lessons, load_run
 from harness.models import load_model, load_tokenizer, round_weights
 from harness.run import Ranks, Run, make_context
 from harness.sampling import sample_step
-from lab.reward_model import load_for
-from lab.spans import closest_in
 from lab.studies import figures
 from lab.studies.advantages import against_truth, weights_of
 from lab.studies.needs import MADE, WITH_MODEL
@@ -92,6 +90,8 @@ from lab.studies.prefixes import (
     score_group,
     span_table,
 )
+from lab.tools.reward_model import load_for
+from lab.tools.spans import closest_in
 from tasks.errors import BadInput
 from tasks.problems import empty_task
 
@@ -169,7 +169,9 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
         for name, draw in FIGURES.items():
             results[name] = draw(spans, out / f"{name}.png")
     if run.context.task.first_error:
-        results |= against_truth(flags.methods or [name for name in RULES if name not in MADE], options, context, batches)
+        results |= against_truth(
+            flags.methods or [name for name in RULES if name not in MADE], options, context, batches
+        )
     if "methods" in results:
         figures.weight_around_error(results["methods"], out / "around_error.png")
     files.write_json(out / "diagnose.json", results)

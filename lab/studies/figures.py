@@ -41,7 +41,7 @@ from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from credit.measures import auc
-from lab.curve import FAINT, INK, RIGHT, WRONG
+from lab.tools.curve import FAINT, INK, RIGHT, WRONG
 
 SIDES = {"right": RIGHT, "wrong": WRONG}  # name -> colour
 # The two columns that are compared -> their axis labels.

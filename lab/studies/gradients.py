@@ -84,13 +84,13 @@ from harness.load import give_lessons, load_run
 from harness.models import round_weights
 from harness.run import Run, seed_of
 from harness.sampling import sample_and_grade
-from lab import curve
-from lab.reward_model import load_for
 from lab.studies import figures
 from lab.studies.advantages import half_width
 from lab.studies.compare import allowed_arms, name_of, settings_of
 from lab.studies.needs import WITH_ADAPTER, WITH_MODEL
 from lab.studies.prefixes import context_at_start
+from lab.tools import curve
+from lab.tools.reward_model import load_for
 
 
 @run_command(memory="lower --micro-tokens, --numbers or --batches")

@@ -68,8 +68,8 @@ from harness.config import parse_train, refuse_flags
 from harness.load import load_run
 from harness.log import Clock
 from harness.run import Run
-from lab.integrations.trl_rewards import scores, without_bos
-from lab.integrations.trl_shear import ShearGRPOTrainer
+from lab.bridges.trl_rewards import scores, without_bos
+from lab.bridges.trl_shear import ShearGRPOTrainer
 from tasks.errors import BadInput
 from train import train_step
 

@@ -35,7 +35,7 @@ if __name__ == "__main__":
     parse_page()  # --help and wrong flags end here: the imports below take seconds
 
 from harness.command import run_command
-from lab.page import write_page
+from lab.tools.page import write_page
 
 
 @run_command(

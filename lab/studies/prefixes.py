@@ -41,7 +41,7 @@ from harness.models import stop_ids
 from harness.run import Run, seed_of
 from lab.fast.generate import fast_generate
 from lab.fast.packing import packing_of
-from lab.salience import answer_places
+from lab.tools.salience import answer_places
 from rewards import Verdict
 from shear import span_bounds
 from tasks.errors import bad_input_on_error
@@ -239,7 +239,5 @@ def span_table(groups: list[Prefixes], closest: list) -> pd.DataFrame:
             for number, end in enumerate(group.ends[row]):
                 scores = group.continued[row][number] if group.continued else []
                 success = pd.Series(scores, dtype=float).mean()  # without None; NaN for no scores
-                rows.append(
-                    (rollout, number, right, end, spans[row][number].distance, success)
-                )
+                rows.append((rollout, number, right, end, spans[row][number].distance, success))
     return pd.DataFrame(rows, columns=SPANS, dtype=float)

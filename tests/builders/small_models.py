@@ -13,7 +13,7 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
-from lab import lora
+from lab.tools import lora
 from tasks import toy
 
 CHAT_TEMPLATE = (

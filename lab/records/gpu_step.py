@@ -1,0 +1,68 @@
+"""Seconds and memory of a training step, phase by phase, with random weights.
+
+    python -m lab.records.gpu_step 1.5B --prompts-per-step 32
+    python -m lab.records.gpu_step 7B --prompts-per-step 16 --lora-rank 16 --max-tokens 500
+
+Other flags are those of train.py. Half of the responses end within a fifth of `--max-tokens`. The
+step is the second one; the first, with few and short responses, warms up.
+"""
+
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import transformers
+
+import train
+from grpo import Policy
+from harness import fsdp, log, memory
+from harness.command import resolve
+from harness.config import parse_train, with_values
+from harness.load import make_task
+from harness.run import Run, make_context
+from lab.records import random_model
+
+shape, *flags = sys.argv[1:]
+folder = Path(tempfile.mkdtemp())
+random_model.write_problems(folder / "problems.jsonl")
+words = f"--model random-{shape} --data {folder / 'problems.jsonl'} --heldout 4 --eval-groups 4"
+words += " --template qwen-math --prompts-per-update 8 --generate-batch 256"
+config = resolve(parse_train([*words.split(), *flags]))
+ranks = fsdp.join(config.machine.device)
+model = random_model.make_model(shape, ranks.device, config.sampling.max_tokens / 5)
+tokenizer = random_model.make_tokenizer(shape)
+config, task, _ = make_task(config, tokenizer, model.config.max_position_embeddings)
+run = Run(config, ranks, make_context(config, Policy(model), tokenizer, task))
+run.folder = folder
+predicted = memory.predict(model, config, 1)
+fsdp.shard(run)
+del model
+peaks = {}  # GB, by phase
+lap = log.Clock.lap
+
+
+def lap_with_peak(clock: log.Clock, name: str) -> None:
+    """End a phase, and note the largest memory that tensors held in it."""
+    lap(clock, name)
+    if ranks.device.type == "cuda":
+        peaks[name] = max(peaks.get(name, 0.0), log.peak_gb())
+
+
+log.Clock.lap = lap_with_peak
+few = {"prompts_per_step": 4, "prompts_per_update": 4, "max_tokens": 32}
+train.train_step(replace(run, config=with_values(config, few)), 0)
+peaks.clear()
+metrics, _ = train.train_step(run, 1)
+device = torch.cuda.get_device_name(ranks.device) if peaks else "CPU"
+print(f"{device}, torch {torch.__version__}, transformers {transformers.__version__}")
+rows = config.sampling.prompts_per_step * config.sampling.rollouts_per_prompt
+print(f"{shape}: {rows} responses, mean length {metrics['length']:.0f}")
+for phase, seconds in metrics["seconds"].items():
+    print(f"{phase:9} {seconds:8.2f} s   peak {peaks.get(phase, 0.0):6.1f} GB")
+others = sum(metrics["seconds"].values()) - metrics["seconds"]["weights"]
+print(f"SHEAR's weights add {metrics['seconds']['weights'] / others:.2%}")
+for part in ("resident", "sampling", "training"):
+    print(f"predicted, {part}: {predicted[part]:.1f} GB")
+print(f"mean |log ratio| {metrics['abs_log_ratio']:.1g}, mixed {1 - metrics['equal_groups']:.0%}")

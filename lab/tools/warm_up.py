@@ -1,0 +1,78 @@
+"""Lessons by imitation: a pretrained model learns to respond as it is shown.
+
+    --use lab.tools.warm_up --warmup-steps 40     on the column "solution" of --data, before training
+    imitate(model, forbidden, ...)          what it calls, and `lab/tools/words.py` too
+
+Left out: several ranks (one teaches, the others get its weights).
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from grpo import Policy, Rollouts, pad_left, token_ids
+from lab.fast.packing import packing_of
+from tasks.errors import BadInput
+from tasks.lessons import demonstrate_batch, pad_right, teach
+
+if TYPE_CHECKING:
+    from harness.run import Run
+
+PER_BATCH = 8  # demonstrations per batch
+PRETRAINED_LR = 1e-4  # learning rate
+
+
+def use(run: "Run") -> None:
+    """Give the run's task lessons by its solutions; raises BadInput where there are none."""
+    task = run.context.task
+    held = {problem["problem"] for problem in task.heldout}
+    solved = [row for row in task.train if "solution" in row and row["problem"] not in held]
+    if not solved:
+        raise BadInput('--use lab.tools.warm_up: no row that is trained on has a "solution"')
+    lessons = partial(
+        imitate,
+        tokenizer=run.context.tokenizer,
+        prompt=task.prompt,
+        make=partial(random.Random(f"lessons {run.config.seed}").choice, solved),
+        show=itemgetter("solution"),
+    )
+    run.context.task = replace(task, lessons=lessons)
+
+
+def imitate(
+    model: PreTrainedModel,
+    forbidden: set[str],
+    *,
+    steps: int,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Callable[[dict], str],
+    make: Callable[[], dict],
+    show: Callable[[dict], str],
+) -> float:
+    """Teach a pretrained model to respond as `show` does; return the last loss.
+
+    It takes `steps` batches of the problems that `make` returns. `prompt` makes the text that the
+    model continues; `forbidden` problems (the held-out ones) are never shown.
+    """
+    policy = Policy(model, layout=packing_of(model))
+
+    def batch_loss() -> Tensor:
+        """Minus the mean log-probability of the response tokens of a batch of demonstrations."""
+        pairs = demonstrate_batch(PER_BATCH, make, show, forbidden)
+        prompts = token_ids(tokenizer, [prompt(problem) for problem, _ in pairs])
+        texts = [response for _, response in pairs]
+        responses = [[*ids, tokenizer.eos_token_id] for ids in token_ids(tokenizer, texts)]
+        prompt_ids, prompt_mask = pad_left(prompts, 0, model.device)  # (8, P), (8, P)
+        ids = pad_right(responses, -1, model.device)  # (8, T)
+        mask = ids >= 0  # (8, T)
+        truncated = mask.new_zeros(len(pairs))  # (8,) bool
+        rollouts = Rollouts(prompt_ids, prompt_mask, ids.clamp_min(0), mask, truncated, texts)
+        return -policy(rollouts, 1.0).log_probs[mask].mean()
+
+    return teach(model, batch_loss, steps, "warm-up", lr=PRETRAINED_LR, rise=5)
