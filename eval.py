@@ -22,7 +22,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 from harness.config import PRESETS, flat
 from harness.eval_config import Embedded, EvalConfig, check_eval, parse_eval
@@ -34,14 +33,14 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
-from grpo import hf_generate
 from harness import evaluation, files, fsdp, tables
 from harness.command import resolve_machine, run_command
 from harness.evaluation import Sampler, paired_difference, summarise
 from harness.fsdp import launch, processes
 from harness.load import task_of_run
 from harness.models import check_embedded, load_model, load_tokenizer, round_weights
-from harness.run import Ranks
+from harness.run import Parts, Ranks
+from harness.sampling import sample_step
 from harness.tables import Columns, no_columns
 from tasks import benchmarks
 from tasks.benchmarks import Benchmark, Loaded, math_row
@@ -215,8 +214,8 @@ def evaluate_model(
         "checksum": int(checksum),
     }
     batch = config.machine.generate_batch or settings["generate_batch"].get(path)
-    parts = SimpleNamespace(generate=hf_generate, context=SimpleNamespace(hooks={}))
-    use(parts, config.use)  # as of a run, of whose functions only `generate` is called here
+    parts = Parts(sample_step)
+    use(parts, config.use)
     sampler = Sampler(model.eval(), tokenizer, path, batch or 0, parts.generate)
     if not batch:
         batch = evaluation.choose_batch_of_model(sampler, sets, config.protocol, config.machine)

@@ -83,7 +83,7 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
     """
     run = load_run(config, ranks)
     with fsdp.together(ranks):
-        use(run, config.use)  # other modules' functions in place of the core's
+        use(run.parts, config.use)  # other modules' functions in place of the core's
     with open_folder(run):
         give_lessons(run)
         prepare_rule(run)
@@ -118,7 +118,7 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
         after = evaluate(run)
         if ranks.main:
             with files.whole_folder(run.folder / "model") as draft:
-                run.save_model(run.context.policy.model, run.context.tokenizer, draft)
+                run.parts.save_model(run.context.policy.model, run.context.tokenizer, draft)
             log.print_after(run.config, run.folder, before, after, history)
     return 0
 
@@ -152,7 +152,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     clock = log.Clock(run.ranks.device)
     context.step = step
     torch.manual_seed(seed_of(config.seed, step, run.ranks.rank))
-    problems, rollouts, verdicts = run.sample(run, step, clock)  # this rank's
+    problems, rollouts, verdicts = run.parts.sample(run, step, clock)  # this rank's
     batch = Batch.of(rollouts, verdicts, problems)  # A (b,), Eq. (1)
     batch = score_and_credit(run, batch, clock)  # with token advantages (b, T)
     batch = Batch.cat(fsdp.gather(batch, run.ranks))  # of all ranks

@@ -48,7 +48,7 @@ def save(run: Run, step: int) -> None:
     if run.ranks.main:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        run.save_model(run.context.policy.model, run.context.tokenizer, draft / "model")
+        run.parts.save_model(run.context.policy.model, run.context.tokenizer, draft / "model")
     gather(None, run.ranks)  # until the draft is there
     state = _state(run.trained, run.optimizer)
     file_of = {name: 1 + number // PER_FILE for number, name in enumerate(state)}

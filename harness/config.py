@@ -165,7 +165,7 @@ class TrainConfig:
     name: OptionalText = None
     """Name of this run's folder in --out; default: task, method and the next free number."""
     use: Texts = ()
-    """MODULE[:NAME=VALUE,...] whose use(run, ...) changes the run, as lab.fast does (repeatable)."""
+    """MODULE[:NAME=VALUE,...], whose `use` replaces functions of the run (repeatable)."""
     problems: Problems = field(default_factory=Problems)
     credit: Credit = field(default_factory=Credit)
     shear: Shear = field(default_factory=Shear)

@@ -224,10 +224,10 @@ def shard(run: Run) -> None:
     ranks = run.ranks
     dtype = getattr(torch, config.machine.dtype)
     model = run.context.policy.model
-    run.adapt(model)
+    run.parts.adapt(model, config.seed)
     # Before it is copied: the machine's memory would hold two for each rank.
     torch.nn.Module.to(model, ranks.device)
-    layout = run.layout(model)
+    layout = run.parts.layout(model)
     if ranks.world == 1 and dtype == torch.float32:
         run.trained = Policy(model.float(), layout)
         run.context.policy = run.trained

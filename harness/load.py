@@ -12,6 +12,7 @@ import hashlib
 import importlib
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +22,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpo import Policy
 from harness import files, fsdp, memory, models
 from harness.config import TrainConfig, flag, flat, with_values
-from harness.run import Ranks, Run, make_context, save_pretrained
+from harness.run import Parts, Ranks, Run, make_context, save_pretrained
 from harness.sampling import sample_step
-from tasks import lessons, toy
+from tasks import toy
 from tasks.errors import BadInput
 from tasks.plug import look_up
 from tasks.problems import Task, digest_of, split
@@ -59,8 +60,9 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
                 print(f"loading {config.model}", flush=True)
             model = models.load_model(config.model, ranks.device, tokenizer)
         model.eval()  # throughout: dropout would make sampler and trainer disagree
-        context = make_context(config, Policy(model), tokenizer, task)
-        return Run(config, ranks, context, sample_step, notes=notes)
+        parts = Parts(sample_step)
+        context = make_context(config, Policy(model), tokenizer, task, parts.hooks)
+        return Run(config, ranks, context, parts, notes)
 
 
 def describe(config: TrainConfig, ranks: Ranks, task: Task, model: PreTrainedModel) -> list[str]:
@@ -218,30 +220,23 @@ def task_of_run(path: str) -> tuple[TrainConfig, Task]:
 
 
 def give_lessons(run: Run) -> None:
-    """Teach the model the lessons of its task.
-
-    Lessons are left out where `needs_lessons` is false.
-    """
-    if run.config.problems.warmup_steps and not run.context.task.lessons:
-        raise BadInput(
-            "--warmup-steps: the task has no lessons; --use lab.tools.warm_up, or leave it out"
-        )
-    if needs_lessons(run):
-        run.context.policy = Policy(teach_policy(run))
+    """Teach the model lessons where `needs_lessons` says so; raises BadInput if there are none."""
+    if not needs_lessons(run.config):
+        return
+    lessons = run.parts.lessons(run.context)
+    if not lessons:
+        steps = run.config.problems.warmup_steps
+        raise BadInput(f"--warmup-steps {steps}: the task has no lessons; leave it out")
+    run.context.policy = Policy(teach_policy(run, lessons))
 
 
-def needs_lessons(run: Run) -> bool:
+def needs_lessons(config: TrainConfig) -> bool:
     """Whether a run begins with lessons.
 
-    It does where there are some, unless it is resumed or its model is that of a run with the task's
-    own ones.
+    It does with `--warmup-steps`, unless it is resumed or its model is that of a run with the
+    task's own lessons.
     """
-    config = run.config
-    if (
-        config.checkpoints.resume
-        or not config.problems.warmup_steps
-        or not run.context.task.lessons
-    ):
+    if config.checkpoints.resume or not config.problems.warmup_steps:
         return False
     kind = TASKS[config.task]
     if kind.makes_model:
@@ -250,7 +245,7 @@ def needs_lessons(run: Run) -> bool:
     return not (kind.makes_problems and was_taught)
 
 
-def teach_policy(run: Run) -> PreTrainedModel:
+def teach_policy(run: Run, lessons: Callable[..., float]) -> PreTrainedModel:
     """The policy after its lessons, in float32: `start/` in the run's folder.
 
     Lessons are taught once: a run takes the taught model of an earlier run in `--out` whose lessons
@@ -266,7 +261,7 @@ def teach_policy(run: Run) -> PreTrainedModel:
                 print(f"warm-up: as in {earlier}, whose lessons were the same")
                 shutil.copytree(earlier, draft, dirs_exist_ok=True)
             else:
-                is_whole = give_warm_up(run)
+                is_whole = give_warm_up(run, lessons)
                 save_pretrained(context.policy.model, context.tokenizer, draft)
                 if is_whole:
                     files.write_json(draft / LESSONS, {"digest": digest})
@@ -276,18 +271,17 @@ def teach_policy(run: Run) -> PreTrainedModel:
     return models.load_model(str(start), run.ranks.device, context.tokenizer).eval()
 
 
-def give_warm_up(run: Run) -> bool:
+def give_warm_up(run: Run, lessons: Callable[..., float]) -> bool:
     """Teach the policy, in float32, and print how long it took.
 
     Returns False where Ctrl-C ended the lessons early.
     """
     context = run.context
-    assert context.task.lessons  # `needs_lessons`
     model = context.policy.model.float()
     steps = run.config.problems.warmup_steps
     began = time.perf_counter()
     try:
-        loss = context.task.lessons(model, forbidden=heldout_prompts(context.task), steps=steps)
+        loss = lessons(model, forbidden=heldout_prompts(context.task), steps=steps)
     except KeyboardInterrupt:
         return False
     seconds = time.perf_counter() - began
@@ -309,7 +303,7 @@ def digest_of_lessons(run: Run) -> str:
     facts += [problem.get("solution") for problem in run.context.task.train]
     facts += [config.machine.device, torch.get_num_threads(), torch.__version__]
     digest = hashlib.sha256(repr(facts).encode())
-    for path in sorted(Path(lessons.__file__).parent.glob("*.py")):
+    for path in sorted(Path(toy.__file__).parent.glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -1,10 +1,11 @@
-"""What every step of a run needs: `Run`, which holds the `Context` that credit methods see.
+"""What every step of a run needs: `Run`, which holds the `Context` that credit rules see.
 
-harness.load.load_run    makes it: configuration, task, model and tokenizer
+Parts                    the functions of a run that a module of `--use` may replace
+harness.load.load_run    makes the run: configuration, task, model and tokenizer
 harness.fsdp.shard       adds what is trained, what samples and the optimizer
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +44,38 @@ def save_pretrained(
     tokenizer.save_pretrained(folder)
 
 
+def padded(model: PreTrainedModel) -> Layout:
+    """The layout of any model's micro-batches: padded rows."""
+    return PADDED
+
+
+def keep_all(model: PreTrainedModel, seed: int) -> None:
+    """Train all weights of the model."""
+
+
+def lessons_of_task(context: Context) -> Callable[..., float] | None:
+    """The lessons of the task, if it has any, as `Task.lessons`."""
+    return context.task.lessons
+
+
+@dataclass
+class Parts:
+    """The functions of a run that a module of `--use` may replace.
+
+    Its `use(parts, NAME=VALUE, ...)` is called right after loading, and only assigns functions: the
+    model is taught, adapted and sharded later, in this order. eval.py calls `generate` alone.
+    """
+
+    sample: Callable  # a step's problems, rollouts and verdicts, as `harness.sampling.sample_step`
+    generate: Callable[..., Tensor] = hf_generate
+    layout: Callable[[PreTrainedModel], Layout] = padded
+    lessons: Callable[[Context], Callable[..., float] | None] = lessons_of_task
+    adapt: Callable[[PreTrainedModel, int], None] = keep_all  # in place, before it is sharded
+    save_model: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Path], None] = save_pretrained
+    # "distances" and "closest": arguments of `shear.shear_weights`
+    hooks: dict[str, Callable] = field(default_factory=dict)
+
+
 @dataclass
 class Run:
     """A run. Fields without a value are set when the run gets that far."""
@@ -51,16 +84,9 @@ class Run:
     ranks: Ranks
     # Its policy samples and scores: a whole copy of the weights, in the dtype of compute.
     context: Context
-    # ---- what a module of `--use` may replace, before the model is sharded; and `context.hooks` --
-    sample: Callable  # a step's problems, rollouts and verdicts, as `harness.sampling.sample_step`
-    generate: Callable[..., Tensor] = hf_generate  # as `grpo.hf_generate`
-    layout: Callable[[PreTrainedModel], Layout] = lambda model: PADDED  # of a model's micro-batches
-    adapt: Callable[[PreTrainedModel], None] = lambda model: None  # before it is sharded
-    save_model: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Path], None] = save_pretrained
-    # ---- metrics that they add to a step's row --------------------------------------------------
-    extra: dict[str, float] = field(default_factory=dict)
-    # ---- set later ---------------------------------------------------------------------------------
-    notes: Sequence[str] = ()  # for the user, about what was loaded
+    parts: Parts
+    notes: list[str] = field(default_factory=list)  # for the user, about what was loaded
+    extra: dict[str, float] = field(default_factory=dict)  # metrics that parts add to a step's row
     folder: Path = field(init=False)
     # float32 weights, sharded over the ranks; the context's policy itself on one rank in float32
     trained: Policy = field(init=False)
@@ -73,6 +99,7 @@ def make_context(
     policy: Policy,
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
+    hooks: dict[str, Callable] | None = None,
 ) -> Context:
     """What credit methods see of a run with this configuration, before its first step."""
     return Context(
@@ -84,6 +111,7 @@ def make_context(
         steps=config.optimisation.steps,
         temperature=config.sampling.temperature,
         micro_tokens=config.optimisation.micro_tokens,
+        hooks=hooks or {},
     )
 
 

@@ -1,7 +1,7 @@
 """From problems to graded rollouts, and what ends a run that cannot get any.
 
 sample_and_grade(run, ...)      rollouts and their verdicts
-sample_step(run, step, clock)   a step's problems, their rollouts and verdicts: `run.sample`
+sample_step(run, step, clock)   a step's problems, their rollouts and verdicts: `Parts.sample`
 check_verdicts(run, step, ...)  ends a run in which no rollout could be graded
 check_policy(run, step)         ends a run whose logits are not finite
 """
@@ -32,7 +32,7 @@ def sample_and_grade(
         temperature=temperature,
         stops=stop_ids(context.policy.model, context.tokenizer),
         batch_size=run.config.machine.generate_batch,
-        generate=run.generate,
+        generate=run.parts.generate,
     )
     clock.lap("generate")
     verdicts = context.task.verdicts(problems, rollouts)

@@ -1,9 +1,9 @@
 """The doors by which modules from outside of the core change a run. The core imports none of them.
 
     --method NAME, --task NAME      a name that the core lacks is looked up in `lab`
-    --use MODULE[:NAME=VALUE,...]   calls `use(run, NAME=VALUE, ...)` of the module
+    --use MODULE[:NAME=VALUE,...]   calls the module's `use(parts, NAME=VALUE, ...)`
 
-A function's options are its keyword arguments: the defaults tell their types, `Literal` the choices.
+An option is a keyword argument: its default tells its type, `Literal` its choices.
 """
 
 import importlib
@@ -29,17 +29,17 @@ def look_up(table: dict[str, Entry], shelf: str, flag: str, name: str) -> Entry:
     return table[name]
 
 
-def use(run: Any, modules: Sequence[str]) -> None:
-    """Let the modules of `--use` replace functions of a run, in their order; raises BadInput."""
+def use(parts: Any, modules: Sequence[str]) -> None:
+    """Let the modules of `--use` replace functions of `parts`, in their order; raises BadInput."""
     for text in modules:
         name, _, given = text.partition(":")
         try:
             change = importlib.import_module(name).use
         except (ImportError, AttributeError) as error:
             raise BadInput(
-                f"--use {text}: {cause(error)}; give a module with a function use(run)"
+                f"--use {text}: {cause(error)}; give a module with a function use(parts)"
             ) from error
-        change(run, **options_of(change, filter(None, given.split(",")), f"--use {text}"))
+        change(parts, **options_of(change, filter(None, given.split(",")), f"--use {text}"))
 
 
 def options_of(function: Callable, given: Any, blame: str) -> dict[str, Any]:

@@ -772,7 +772,7 @@ def test_dgpo_is_grpo_at_the_start_and_at_a_high_temperature(told):
     assert (assign("dgpo", told, "tau=.02") - uniform).abs().max() > 0.01
     assert_near(assign("dgpo", told, "tau=1e6"), uniform, 1e-5)
     fresh = toy.make_model(2, seed=1).eval()
-    lora.add(fresh, 2, seed=0)
+    lora.add(fresh, seed=0, rank=2)
     assert_near(assign("dgpo", replace(told, policy=Policy(fresh))), uniform, 1e-6)
 
 

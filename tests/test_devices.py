@@ -42,7 +42,7 @@ def run():
     model = toy.make_model(1, seed=0, width=16)
     tokenizer = toy.make_tokenizer()
     prm = teacher.make_prm(model, 1, set(), steps=1, seed=0)
-    lora.add(model, 2, seed=0)
+    lora.add(model, seed=0, rank=2)
     mark([*model.parameters(), *model.buffers(), *prm[0].parameters(), *prm[0].buffers()], CUDA)
     sizes = dict(prompts_per_step=2, rollouts_per_prompt=2, prompts_per_update=1, micro_tokens=60)
     sizes |= dict(generate_batch=3, toy_lines=1, max_tokens=16, heldout=2, window=4, stride=4)

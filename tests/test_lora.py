@@ -25,7 +25,7 @@ def test_an_adapter_starts_as_nothing_and_is_all_that_is_trained(tiny):
     """Logits are the same to the bit, and only the linear layers' adapters have gradients."""
     model, _ = tiny
     plain = model(IDS).logits
-    lora.add(model, 3, seed=5)
+    lora.add(model, seed=5, rank=3)
     assert torch.equal(model(IDS).logits, plain) and not model.training
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert all(".lora_" in name for name in trained)

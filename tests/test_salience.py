@@ -196,7 +196,7 @@ def test_adapter_residual_is_the_distance_of_two_models(asked):
     def residual():
         return salience.adapter_residual(rollouts, context, context.score(rollouts).hidden)
 
-    lora.add(model, 2, seed=0)
+    lora.add(model, seed=0, rank=2)
     assert residual().abs().max() == 0
     fill_adapter(model)
     ours = residual()
@@ -219,7 +219,7 @@ def test_drift_from_start_is_right_where_it_is_small(asked):
     rollouts, context = asked
     model = context.policy.model
     plain = copy.deepcopy(model).double()
-    lora.add(model, 2, seed=0)
+    lora.add(model, seed=0, rank=2)
     assert salience.drift_from_start(rollouts, context).abs().max() == 0
     for std, largest in ((0.3, 1), (1e-3, 1e-6)):
         fill_adapter(model, std)

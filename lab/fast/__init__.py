@@ -14,11 +14,11 @@ from lab.fast.packing import packing_of
 from lab.fast.race import race as race_for_closest
 
 if TYPE_CHECKING:
-    from harness.run import Run
+    from harness.run import Parts
 
 
 def use(
-    run: "Run",
+    parts: "Parts",
     *,
     race: bool = True,
     distances: bool = True,
@@ -27,10 +27,10 @@ def use(
 ) -> None:
     """Replace the plain functions of a run by these, all of them or those that are not `no`."""
     if race:
-        run.context.hooks["closest"] = race_for_closest
+        parts.hooks["closest"] = race_for_closest
     if distances:
-        run.context.hooks["distances"] = token_distances
+        parts.hooks["distances"] = token_distances
     if packing:
-        run.layout = packing_of
+        parts.layout = packing_of
     if generate:
-        run.generate = fast_generate
+        parts.generate = fast_generate

@@ -13,12 +13,12 @@ from rewards import Verdict, rewards_of
 
 if TYPE_CHECKING:
     from harness.log import Clock
-    from harness.run import Run
+    from harness.run import Parts, Run
 
 
-def use(run: "Run", *, rounds: int = 4) -> None:
+def use(parts: "Parts", *, rounds: int = 4) -> None:
     """Replace groups of equal rewards, at most `rounds` times per step, as DAPO does."""
-    run.sample = partial(resample_equal, run.sample, rounds)
+    parts.sample = partial(resample_equal, parts.sample, rounds)
 
 
 def resample_equal(

@@ -1,6 +1,6 @@
 """LoRA (Hu et al. 2021, arXiv 2106.09685) through peft: a small adapter beside frozen weights.
 
-    add(model, rank, seed)           adapters on every linear layer but the head
+    add(model, seed, rank)           adapters on every linear layer but the head
     with off(model): ...             the model as it was before training
     merged_weights(model)            its weights, to which the adapter is added, without one
     save_merged(model, ..., folder)  a plain Hugging Face folder, the adapter added to the weights
@@ -25,16 +25,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from tasks.errors import BadInput, cause
 
 if TYPE_CHECKING:
-    from harness.run import Run
+    from harness.run import Parts
 
 
-def use(run: "Run", *, rank: int = 16) -> None:
+def use(parts: "Parts", *, rank: int = 16) -> None:
     """Train an adapter of this rank instead of all weights: `--use lab.tools.lora:rank=16`."""
-    run.adapt = partial(add, rank=rank, seed=run.config.seed)
-    run.save_model = save_merged
+    parts.adapt = partial(add, rank=rank)
+    parts.save_model = save_merged
 
 
-def add(model: PreTrainedModel, rank: int, seed: int) -> None:
+def add(model: PreTrainedModel, seed: int, rank: int) -> None:
     """Add adapters to `model`, in place, drawn from the seed: all ranks have the same.
 
     Raises BadInput if PEFT refuses the model's layers.

@@ -8,7 +8,6 @@ Left out: several ranks (one teaches, the others get its weights).
 
 import random
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -22,27 +21,32 @@ from tasks.errors import BadInput
 from tasks.lessons import demonstrate_batch, pad_right, teach
 
 if TYPE_CHECKING:
-    from harness.run import Run
+    from credit.batch import Context
+    from harness.run import Parts
 
 PER_BATCH = 8  # demonstrations per batch
 PRETRAINED_LR = 1e-4  # learning rate
 
 
-def use(run: "Run") -> None:
-    """Give the run's task lessons by its solutions; raises BadInput where there are none."""
-    task = run.context.task
+def use(parts: "Parts") -> None:
+    """Give a run lessons by the solutions of its problems."""
+    parts.lessons = lessons_by_solutions
+
+
+def lessons_by_solutions(context: "Context") -> Callable[..., float]:
+    """`imitate` on the solutions of the problems that are trained on; raises BadInput without."""
+    task = context.task
     held = {problem["problem"] for problem in task.heldout}
     solved = [row for row in task.train if "solution" in row and row["problem"] not in held]
     if not solved:
         raise BadInput('--use lab.tools.warm_up: no row that is trained on has a "solution"')
-    lessons = partial(
+    return partial(
         imitate,
-        tokenizer=run.context.tokenizer,
+        tokenizer=context.tokenizer,
         prompt=task.prompt,
-        make=partial(random.Random(f"lessons {run.config.seed}").choice, solved),
+        make=partial(random.Random(f"lessons {context.seed}").choice, solved),
         show=itemgetter("solution"),
     )
-    run.context.task = replace(task, lessons=lessons)
 
 
 def imitate(

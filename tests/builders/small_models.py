@@ -99,7 +99,7 @@ def save_model(folder, model, tokenizer=None) -> str:
 
 def add_adapter(model, rank: int = 2, std: float = 0.3):
     """The model with an adapter that has learned something."""
-    lora.add(model, rank, seed=0)
+    lora.add(model, seed=0, rank=rank)
     return fill_adapter(model, std)
 
 
