@@ -123,7 +123,19 @@ def shuffle(batch: Batch, context: Context) -> Tensor:
     return token_advantages
 
 
-@rule("scaled", "control: another rule, scaled (negative, mean1)", needs_states=True)
+def prepare_scaled(run: "Run", *, of: str, **options: object) -> None:
+    """Prepare the other rule, with its default options; raises BadInput if it has none."""
+    prepare = find(of).prepare
+    if prepare:
+        prepare(run)
+
+
+@rule(
+    "scaled",
+    "control: another rule, scaled (negative, mean1)",
+    needs_states=True,
+    prepare=prepare_scaled,
+)
 def scaled(
     batch: Batch, context: Context, *, of: str = "grpo", negative: float = 1.0, mean1: bool = False
 ) -> Tensor:
@@ -138,20 +150,3 @@ def scaled(
         mean, _ = group_moments(weights, counts, batch.group_size)  # (B, 1)
         credit = torch.where(mean > 0, credit / mean, credit)
     return credit
-
-
-@rule("mix", "a share of one rule's credit, the rest of another's", needs_states=True)
-def mix(
-    batch: Batch,
-    context: Context,
-    *,
-    first: str = "grpo",
-    second: str = "shear",
-    share: float = 0.5,
-    until: int = 0,
-) -> Tensor:
-    """lam A1_t + (1 - lam) A2_t; lam rises from `share` to 1 over the first `until` steps."""
-    if until:
-        share += (1 - share) * min(1.0, context.step / until)
-    one, other = (find(name).credit(batch, context) for name in (first, second))
-    return share * one + (1 - share) * other

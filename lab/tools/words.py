@@ -108,7 +108,6 @@ def task(
         name="words",
         train=make_problems(MADE_PROBLEMS + settings.heldout, seed),
         first_error=first_error,
-        rephrase=rephrase,
         step_end="\n",
         lessons=partial(
             imitate,
@@ -145,20 +144,6 @@ def make_problem(rng: random.Random) -> dict:
 def _ways_to_tell(op: str, number: int, name: str, things: str) -> list[str]:
     """All the ways to tell what happens in a step."""
     return [event.format(name=name, n=number, things=things) for event in EVENTS[op]]
-
-
-def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
-    """The same problem with its events in other words, the k-th way, and no new names.
-
-    The second result, which maps old names to new ones, is empty.
-    """
-    first, *events, last = re.split(r"(?<=\.) ", problem["problem"])
-    retold = []
-    for place, (event, (_, op, number, _)) in enumerate(zip(events, problem["steps"], strict=True)):
-        ways = _ways_to_tell(op, number, problem["name"], problem["things"])
-        others = [way for way in ways if way != event]
-        retold.append(others[(k >> place) % len(others)])
-    return (problem | {"problem": " ".join([first, *retold, last])}), {}
 
 
 def make_problems(count: int, seed: int) -> list[dict]:
