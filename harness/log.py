@@ -29,6 +29,7 @@ from rewards import Verdict, rewards_of
 from shear import span_bounds
 from tasks.errors import printable
 from tasks.lessons import SILENCE
+from tasks.plug import has_lab
 
 WIDTH = 88  # columns of what is printed; only a path may force more
 HEADER_EVERY = 20  # rows of steps
@@ -296,7 +297,6 @@ def print_after(
         print(f"peak memory per GPU: {peak:.1f} GB")
     place = shlex.quote(str(folder))
     print(f"\nthe model: {place}/model\nnext: python eval.py --model {place}")
-    print(f"      python -m lab.tools.curve {place}; python -m lab.tools.page {place}")
-    print(
-        "      the same command with another --method, then python -m lab.studies.compare RUN RUN"
-    )
+    if has_lab():
+        print(f"      python -m lab.tools.curve {place}")
+        print(f"      python -m lab.tools.page {place}")

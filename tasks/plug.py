@@ -17,12 +17,17 @@ from tasks.errors import BadInput, cause
 Entry = TypeVar("Entry")
 
 
+def has_lab() -> bool:
+    """Whether there is a `lab` beside the core."""
+    return find_spec("lab") is not None
+
+
 def look_up(table: dict[str, Entry], shelf: str, flag: str, name: str) -> Entry:
     """The entry of a name in a table of the core, or what `lab.<shelf>` enters there on import.
 
     Raises BadInput for a name that neither has.
     """
-    if name not in table and find_spec("lab"):
+    if name not in table and has_lab():
         importlib.import_module(f"lab.{shelf}")  # the only place where the core names the lab
     if name not in table:
         raise BadInput(f"{flag} {name}: there is {', '.join(table)}; give one of these")

@@ -123,7 +123,7 @@ def shuffle(batch: Batch, context: Context) -> Tensor:
     return token_advantages
 
 
-def prepare_scaled(run: "Run", *, of: str, **options: object) -> None:
+def prepare_scaled(run: "Run", *, of: str = "grpo", **options: object) -> None:
     """Prepare the other rule, with its default options; raises BadInput if it has none."""
     prepare = find(of).prepare
     if prepare:

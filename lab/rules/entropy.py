@@ -1,6 +1,5 @@
 """Credit by the entropy of the policy or the likelihood of the token: no further pass."""
 
-
 import torch
 from torch import Tensor
 

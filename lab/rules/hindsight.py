@@ -146,7 +146,7 @@ def right_peers(batch: Batch) -> list[list[str]]:
 
 
 def informed_log_ratio(batch: Batch, problems: list[dict], context: Context) -> Tensor:
-    """log pi'(y_t) - log pi(y_t), (B, T) float32, where pi' sees other problems, one per rollout."""
+    """log pi'(y_t) - log pi(y_t), (B, T) float32; pi' sees other problems, one per rollout."""
     rollouts = batch.rollouts
     prompts = [context.task.prompt(problem) for problem in problems]
     encoded = context.tokenizer(prompts, add_special_tokens=False)["input_ids"]

@@ -17,7 +17,7 @@ only (`figures.py`). Where the task knows the first error, credit is scored agai
 
 `--out` holds the sampled groups, so that the same command continues where it was interrupted;
 diagnose.json, with all numbers; a picture of each figure; and samples.jsonl, the groups as
-`lab.studies.page` shows them. The main numbers are printed next to the paper's.
+`lab.tools.page` shows them. The main numbers are printed next to the paper's.
 
 Left out: the paper's 8 bins of Fig. 3 (ours hold equal numbers of spans); error bars that account
 for dependence between the spans of a rollout and the rollouts of a group, so p-values here are too
@@ -176,7 +176,7 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
         figures.weight_around_error(results["methods"], out / "around_error.png")
     files.write_json(out / "diagnose.json", results)
     print("\n".join(summary(results)))
-    print(f"figures and numbers: {out}/\nnext: python -m lab.studies.page {shlex.quote(str(out))}")
+    print(f"figures and numbers: {out}/\nnext: python -m lab.tools.page {shlex.quote(str(out))}")
 
 
 def read_all(

@@ -25,7 +25,7 @@ and because only mixed groups are kept: given that, an easy problem's success dr
 one's up.
 
 Left out: the paper's case studies and Fig. 11, the distances of two rollouts' spans, which
-`lab.studies.page` shows one by one; a run's curve.png, which `harness/log.py` draws.
+`lab.tools.page` shows one by one; a run's curve.png, which `harness/log.py` draws.
 """
 
 from collections.abc import Iterator, Sequence

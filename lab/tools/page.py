@@ -1,7 +1,11 @@
 """Where credit went: one HTML page of groups of rollouts, every token shaded by its weight.
 
-    write_page(folder)       the page of a run, or of `lab.studies.diagnose`
-    python -m lab.studies.page   the command that calls it
+    python -m lab.tools.page runs/NAME          # runs/NAME/credit.html
+    python -m lab.tools.page runs/NAME --open   # and show it in the browser
+    python train.py --use lab.tools.page        # records the closest spans, which the page then has
+
+It reads the samples.jsonl of a run, or of `lab.studies.diagnose`, and the spans.jsonl that a run
+with `--use lab.tools.page` writes.
 
 The text above the rollouts explains spans, distances and weights. The page opens on a wrong rollout
 whose error lies about the middle, beside the right rollout that is closest there. Blue tokens are
@@ -28,14 +32,92 @@ import html
 import itertools
 import math
 import re
+import sys
+import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from harness.files import as_json, config_of, read_lines, write_whole
+import torch
+import tyro
+from torch import Tensor
+
+from harness.command import run_command
+from harness.files import append_rows, as_json, config_of, read_lines, write_whole
+from lab.tools.spans import closest_by_rollout
+from shear import Closest, Side, Weighed, closest_spans, mean_norm
 from tasks.errors import BadInput
 from tasks.settings import TASKS
 
+if TYPE_CHECKING:
+    from harness.run import Parts, Run
+
 # What the page shows of a row.
 SHOWN = "problem tokens weights step score advantage first_error spans when reason answer".split()
+
+
+# ---- while a run trains --------------------------------------------------------------------------
+
+
+def use(parts: "Parts") -> None:
+    """Record the closest spans of each step's first group with both sides, in spans.jsonl."""
+    recorder = Recorder(parts)
+    parts.sample = recorder.sample
+    parts.hooks["closest"] = recorder.closest
+
+
+class Recorder:
+    """Passes calls on to the run's own functions, and writes the first spans of each step.
+
+    A step's row is {"step": from 1, "spans": for each rollout the `ClosestSpan` of each span}.
+    """
+
+    def __init__(self, parts: "Parts") -> None:
+        self.parts_sample = parts.sample
+        self.parts_closest = parts.hooks.get("closest", closest_spans)
+        self.run: Run | None = None  # of the step whose spans are not written yet
+
+    def sample(self, run: "Run", step: int, *clock: object) -> tuple:
+        """A step's problems, rollouts and verdicts, on rank 0 of a step to be recorded."""
+        self.run = run if run.ranks.main else None
+        return self.parts_sample(run, step, *clock)
+
+    def closest(
+        self, costs: Tensor, right: Side, wrong: Side, eps: float, **solver: float
+    ) -> Closest:
+        """The closest spans of a group, which are written if they are the step's first."""
+        closest = self.parts_closest(costs, right, wrong, eps, **solver)
+        if self.run:
+            mask = right.mask | wrong.mask  # (G, T)
+            nbar = mean_norm(torch.cat([right.states, wrong.states]))
+            weighed = Weighed(mask.float(), nbar, closest)
+            correct = right.mask.any(1)  # (G,)
+            spans = closest_by_rollout(weighed, mask, correct, self.run.config.shear)
+            row = {"step": self.run.context.step + 1, "spans": spans}
+            append_rows(self.run.folder / "spans.jsonl", [row])
+            self.run = None
+        return closest
+
+
+# ---- the page ------------------------------------------------------------------------------------
+
+
+@run_command(
+    memory="remove groups from samples.jsonl", interrupted="interrupted: no page is written"
+)
+def main(argv: Sequence[str] | None = None) -> None:
+    """The page of a run, whole or not at all. Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
+    tyro.cli(write_and_show, args=argv, prog="python -m lab.tools.page")
+
+
+def write_and_show(run: tyro.conf.Positional[Path], *, open: bool = False) -> None:
+    """Write one HTML page of a run's groups of rollouts, every token shaded by its weight.
+
+    `run` is the folder of a run or of lab.studies.diagnose; with `open` the browser shows the page.
+    """
+    print(write_page(run))
+    if open:
+        webbrowser.open((run / "credit.html").absolute().as_uri())
 
 
 def write_page(folder: Path) -> str:
@@ -77,11 +159,26 @@ def read_groups(folder: Path) -> list[list[dict]]:
         list(group)
         for _, group in itertools.groupby(samples, lambda row: (row.get("step"), row["problem"]))
     ]
+    if (folder / "spans.jsonl").exists():
+        add_spans(groups, read_lines(folder / "spans.jsonl"))
     before = folder / "before.jsonl"
     after = folder / "after.jsonl"
     if before.exists() and after.exists():
         groups.insert(0, before_and_after(before, after))
     return groups
+
+
+def add_spans(groups: list[list[dict]], recorded: list[dict]) -> None:
+    """Give the rows of each step's first group with both sides their spans, if they are of them."""
+    spans_of = {row["step"]: row["spans"] for row in recorded}
+    for group in groups:
+        scores = [row["score"] or 0.0 for row in group]
+        if max(scores) > 0.5 >= min(scores):
+            spans = spans_of.pop(group[0].get("step"), [])
+            ends = [max((span[1] for span in of_row), default=0) for of_row in spans]
+            if ends == [len(row["tokens"]) for row in group]:
+                for row, of_row in zip(group, spans, strict=True):
+                    row["spans"] = of_row
 
 
 def before_and_after(before: Path, after: Path) -> list[dict]:
@@ -128,3 +225,7 @@ def groups_as_json(groups: list[list[dict]]) -> str:
     for mark in "<>&":
         text = text.replace(mark, f"\\u{ord(mark):04x}")
     return text
+
+
+if __name__ == "__main__":
+    sys.exit(main())
