@@ -56,7 +56,7 @@ from harness.load import give_lessons, load_run
 from harness.run import Ranks, Run, seed_of
 from harness.sampling import check_policy, check_verdicts, sample_and_grade
 from tasks.errors import RunFailed
-from tasks.plug import options_of, use
+from tasks.plug import options_of
 
 
 @run_command(
@@ -82,8 +82,6 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
     After Ctrl-C the current step is finished and saved, and KeyboardInterrupt is raised.
     """
     run = load_run(config, ranks)
-    with fsdp.together(ranks):
-        use(run.parts, config.use)  # other modules' functions in place of the core's
     with open_folder(run):
         give_lessons(run)
         prepare_rule(run)

@@ -26,7 +26,7 @@ from harness.run import Parts, Ranks, Run, make_context, save_pretrained
 from harness.sampling import sample_step
 from tasks import toy
 from tasks.errors import BadInput
-from tasks.plug import look_up
+from tasks.plug import look_up, use
 from tasks.problems import Task, digest_of, split
 from tasks.settings import TASKS
 
@@ -60,9 +60,23 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
                 print(f"loading {config.model}", flush=True)
             model = models.load_model(config.model, ranks.device, tokenizer)
         model.eval()  # throughout: dropout would make sampler and trainer disagree
-        parts = Parts(sample_step)
-        context = make_context(config, Policy(model), tokenizer, task, parts.hooks)
-        return Run(config, ranks, context, parts, notes)
+        run = make_run(config, ranks, model, tokenizer, task)
+        run.notes = notes
+        use(run.parts, config.use)  # other functions in place of the core's
+        return run
+
+
+def make_run(
+    config: TrainConfig,
+    ranks: Ranks,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    task: Task,
+) -> Run:
+    """A run whose model is loaded, and whose parts are the core's."""
+    parts = Parts(sample_step)
+    context = make_context(config, Policy(model), tokenizer, task, parts.hooks)
+    return Run(config, ranks, context, parts)
 
 
 def describe(config: TrainConfig, ranks: Ranks, task: Task, model: PreTrainedModel) -> list[str]:

@@ -99,7 +99,7 @@ def make_context(
     policy: Policy,
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
-    hooks: dict[str, Callable] | None = None,
+    hooks: dict[str, Callable],
 ) -> Context:
     """What credit methods see of a run with this configuration, before its first step."""
     return Context(
@@ -111,7 +111,7 @@ def make_context(
         steps=config.optimisation.steps,
         temperature=config.sampling.temperature,
         micro_tokens=config.optimisation.micro_tokens,
-        hooks=hooks or {},
+        hooks=hooks,
     )
 
 

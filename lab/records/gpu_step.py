@@ -16,12 +16,10 @@ import torch
 import transformers
 
 import train
-from grpo import Policy
 from harness import fsdp, log, memory
 from harness.command import resolve
 from harness.config import parse_train, with_values
-from harness.load import make_task
-from harness.run import Run, make_context
+from harness.load import make_run, make_task
 from lab.records import random_model
 
 shape, *flags = sys.argv[1:]
@@ -34,7 +32,7 @@ ranks = fsdp.join(config.machine.device)
 model = random_model.make_model(shape, ranks.device, config.sampling.max_tokens / 5)
 tokenizer = random_model.make_tokenizer(shape)
 config, task, _ = make_task(config, tokenizer, model.config.max_position_embeddings)
-run = Run(config, ranks, make_context(config, Policy(model), tokenizer, task))
+run = make_run(config, ranks, model, tokenizer, task)
 run.folder = folder
 predicted = memory.predict(model, config, 1)
 fsdp.shard(run)

@@ -72,13 +72,11 @@ from tqdm import tqdm
 from credit.batch import Batch, Context
 from credit.measures import sample_rows
 from credit.rules import RULES
-from grpo import Policy
 from harness import files, fsdp, log, tables
 from harness.command import resolve, run_command
-from harness.load import give_lessons, load_run
+from harness.load import give_lessons, load_run, make_run
 from harness.models import load_model, load_tokenizer, round_weights
-from harness.run import Ranks, Run, make_context
-from harness.sampling import sample_step
+from harness.run import Ranks, Run
 from lab.studies import figures
 from lab.studies.advantages import against_truth, weights_of
 from lab.studies.needs import MADE, WITH_MODEL
@@ -219,8 +217,7 @@ def from_file(
     model = load_model(config.model, ranks.device, tokenizer).eval()
     round_weights(model, getattr(torch, config.machine.dtype))
     files.write_json(flags.out / "config.json", decided)
-    context = make_context(config, Policy(model), tokenizer, task)
-    return Run(config, ranks, context, sample_step), groups
+    return make_run(config, ranks, model, tokenizer, task), groups
 
 
 def from_model(

@@ -45,7 +45,7 @@ from torch import Tensor
 from harness.command import run_command
 from harness.files import append_rows, as_json, config_of, read_lines, write_whole
 from lab.tools.spans import closest_by_rollout
-from shear import Closest, Side, Weighed, closest_spans, mean_norm
+from shear import Closest, ClosestHook, Side, Weighed, closest_spans, mean_norm
 from tasks.errors import BadInput
 from tasks.settings import TASKS
 
@@ -61,9 +61,7 @@ SHOWN = "problem tokens weights step score advantage first_error spans when reas
 
 def use(parts: "Parts") -> None:
     """Record the closest spans of each step's first group with both sides, in spans.jsonl."""
-    recorder = Recorder(parts)
-    parts.sample = recorder.sample
-    parts.hooks["closest"] = recorder.closest
+    parts.sample = Recorder(parts).sample
 
 
 class Recorder:
@@ -74,12 +72,16 @@ class Recorder:
 
     def __init__(self, parts: "Parts") -> None:
         self.parts_sample = parts.sample
-        self.parts_closest = parts.hooks.get("closest", closest_spans)
+        self.parts_closest: ClosestHook = closest_spans
+        self.hooks = parts.hooks
         self.run: Run | None = None  # of the step whose spans are not written yet
 
     def sample(self, run: "Run", step: int, *clock: object) -> tuple:
-        """A step's problems, rollouts and verdicts, on rank 0 of a step to be recorded."""
+        """A step's problems, rollouts and verdicts."""
         self.run = run if run.ranks.main else None
+        if self.hooks.get("closest") != self.closest:  # now all modules of --use have been called
+            self.parts_closest = self.hooks.get("closest", closest_spans)
+            self.hooks["closest"] = self.closest
         return self.parts_sample(run, step, *clock)
 
     def closest(

@@ -7,12 +7,11 @@ from safetensors.torch import load_file
 
 from credit.batch import Batch
 from credit.rules import assign_credit
-from grpo import Policy
 from harness import files, fsdp
 from harness.command import resolve
 from harness.config import TrainConfig, parse_train, with_values
+from harness.load import make_run
 from harness.run import Ranks, Run, make_context
-from harness.sampling import sample_step
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -35,7 +34,7 @@ def recipe_with(**changes) -> TrainConfig:
 
 def run_of(config: TrainConfig, task, model, tokenizer, ranks: Ranks = ALONE) -> Run:
     """A run that is loaded: its model is whole."""
-    return Run(config, ranks, make_context(config, Policy(model), tokenizer, task), sample_step)
+    return make_run(config, ranks, model, tokenizer, task)
 
 
 def sharded(run: Run) -> Run:
@@ -46,7 +45,7 @@ def sharded(run: Run) -> Run:
 
 def credit_by(config: TrainConfig, batch: Batch) -> torch.Tensor:
     """Token advantages by the configuration's method, which needs no policy of its own."""
-    context = make_context(config, None, None, None)
+    context = make_context(config, None, None, None, {})
     return assign_credit(batch, context, config.credit)
 
 
