@@ -24,7 +24,6 @@ from tasks.benchmarks import SUITES
 SMALL = (
     "--bench embedded --toy-lines 1 --heldout 20 --block 16 --samples 2 --temperature 1 --threads 1"
 )
-pytestmark = pytest.mark.usefixtures("no_curve")
 
 
 @pytest.fixture(scope="module")

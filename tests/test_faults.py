@@ -36,7 +36,6 @@ from lab.studies import compare, diagnose
 SIZES = f"{' '.join(RUN_FLAGS)} --save-every 1 --keep 9 --steps 2"
 LONG = f"{SIZES} --steps 500 --save-every 400"
 ASK = "--bench embedded --toy-lines 1 --heldout 8 --samples 1 --temperature 1 --threads 1"
-pytestmark = pytest.mark.usefixtures("no_curve")
 
 
 @pytest.fixture(scope="module")

@@ -49,7 +49,6 @@ DEVICE = torch.device("cuda")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
-    pytest.mark.usefixtures("no_curve"),
 ]
 RUN = f"--task embedded --smoke --device {DEVICE.type} --name run"
 NEEDS = dict.fromkeys(methods_needing(Need.ADAPTER), "--lora-rank 2")

@@ -21,7 +21,6 @@ from tasks import lessons
 
 SIZES = "--task own --steps 1 --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 4 "
 SIZES += "--max-tokens 9 --heldout 4 --eval-groups 1"
-pytestmark = pytest.mark.usefixtures("no_curve")
 
 
 @pytest.fixture

@@ -49,7 +49,6 @@ SIZES = (
     "--steps 1 --prompts-per-step 4 --rollouts-per-prompt 16 --prompts-per-update 2 --max-tokens 40 "
     "--heldout 2 --eval-groups 2 --name run"
 )
-pytestmark = pytest.mark.usefixtures("no_curve")
 
 
 @pytest.fixture

@@ -50,7 +50,6 @@ from tasks.errors import RunFailed
 from tasks.problems import Task
 
 QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8"  # learns nothing
-pytestmark = pytest.mark.usefixtures("no_curve")
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,6 @@ from lab.tools import lora
 from tasks import toy
 
 IDS = torch.arange(18).view(2, 9)
-pytestmark = pytest.mark.usefixtures("no_curve")
 
 
 def test_an_adapter_starts_as_nothing_and_is_all_that_is_trained(tiny):

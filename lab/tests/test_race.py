@@ -5,8 +5,8 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from builders.groups import RACES, race_problem
 from torch.testing import assert_close
+from weighing import RACES, race_problem
 
 from lab.fast import distances
 from lab.fast import race as module

@@ -1,0 +1,148 @@
+"""SHEAR by the hooks of `lab.fast` is the plain one; its ablations agree with slow loops."""
+
+import math
+
+import numpy as np
+import ot
+import pytest
+import torch
+from builders.groups import random_group
+from builders.near import assert_near
+from scipy.spatial.distance import cdist, cosine
+from torch.testing import assert_close
+from weighing import FAST, weigh
+
+from credit.settings import Shear
+from lab.rules import ablations
+from lab.rules.ablations import even_out
+from lab.tools.spans import closest_by_rollout
+from shear import shear_weights, span_bounds
+
+SPANS = dict(window=6, stride=3)
+
+
+def slow_distance(name: str, x, y, eps: float, width: float) -> float:
+    """Of the states of two spans."""
+    apart = cdist(x, y)
+    if name == "cosine":
+        return cosine(x.mean(0), y.mean(0))
+    if name == "chamfer":
+        return (apart.min(1).mean() + apart.min(0).mean()) / 2
+    if name == "mmd":
+        kernels = [np.exp(-((each / width) ** 2) / 2) for each in (cdist(x, x), cdist(y, y), apart)]
+        square = kernels[0].mean() + kernels[1].mean() - 2 * kernels[2].mean()
+        return math.sqrt(max(0.0, square))
+    solved = ot.solve(apart, reg=eps, reg_type="KL", max_iter=5000, tol=1e-10)
+    return float(solved.value if name == "value" else (solved.plan * apart).sum())
+
+
+def slow_closest(hidden, mask, correct, name: str, eps: float) -> list[list[tuple]]:
+    """The spans of each rollout: start, end, distance over nbar, the closest span's row and place."""
+    states = [h[m].double().numpy() for h, m in zip(hidden, mask, strict=True)]
+    spans = [span_bounds(len(rollout), **SPANS) for rollout in states]
+    nbar = np.linalg.norm(np.concatenate(states), axis=1).mean()
+    right = hidden[correct][mask[correct]].double()
+    wrong = hidden[~correct][mask[~correct]].double()
+    width = np.quantile(cdist(right, wrong), 0.5, method="lower")
+    found = []
+    for i, own in enumerate(states):
+        found.append([])
+        for start, end in spans[i]:
+            distances = []
+            for j, other in enumerate(states):
+                for s, e in spans[j] if correct[j] != correct[i] else ():
+                    distance = slow_distance(name, own[start:end], other[s:e], eps * nbar, width)
+                    distances.append((distance / nbar, j, s, e))
+            found[i].append((start, end, *min(distances)))
+    return found
+
+
+HOOKS = {
+    "value": FAST,
+    "cost": {"closest": ablations.closest_by_cost},
+    "chamfer": {"closest": ablations.closest_by_chamfer},
+    "cosine": {"closest": ablations.closest_by_cosine},
+    "mmd": {"closest": ablations.closest_by_mmd},
+    "mean": {"pool": ablations.mean_weights},
+}
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_weights_and_closest_spans_are_those_of_a_slow_loop(name):
+    """By the race, by the other reading of Eq. (10), and by the ablations of Fig. 5."""
+    hidden, mask, correct = random_group(lengths=(17, 12, 4, 14, 9, 0))
+    distance = "value" if name == "mean" else name
+    slow = slow_closest(hidden, mask, correct, distance, eps=0.5)
+    pool = np.mean if name == "mean" else np.max
+    expected = torch.zeros(mask.shape, dtype=torch.float64)
+    for row, token in mask.nonzero().tolist():
+        covering = [distance for start, end, distance, *_ in slow[row] if start <= token < end]
+        expected[row, token] = pool(covering)
+    settings = dict(eps=0.5, tol=1e-7, max_iters=5000, **SPANS)
+    ours = weigh(hidden, mask, correct, HOOKS[name], **settings)
+    assert_near(ours.omega.double(), expected, 1e-5 if name == "mmd" else 2e-6)
+    closest = closest_by_rollout(ours, mask, correct, Shear(**settings))
+    assert [len(spans) for spans in closest] == [len(spans) for spans in slow]
+    for row in range(len(slow)):
+        for found, wanted in zip(closest[row], slow[row], strict=True):
+            assert found.distance == pytest.approx(wanted[2], abs=1e-5)
+            assert (*found[:2], *found[3:]) == (*wanted[:2], *wanted[3:])
+
+
+KINDS = [
+    dict(lengths=(30,) * 5, shared=18),
+    dict(lengths=(23, 1, 7, 20, 6), dim=64),
+    dict(lengths=(5, 4, 3, 2, 5)),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_fast_hooks_give_the_plain_weights(kind, dtype):
+    """The race and the matrix product give the weights of plain computation to 1e-5.
+
+    That solves every pair and takes differences of states; nbar is in float32.
+    """
+    hidden, mask, correct = random_group(13, **kind)
+    hidden = hidden.to(dtype)
+    plain = shear_weights(hidden, mask, correct, **SPANS).omega
+    ours = weigh(hidden, mask, correct, **SPANS)
+    assert_close(ours.omega, plain, atol=1e-6, rtol=1e-5)
+    assert plain[mask].min() >= 0 and plain.max() > 0.01
+    assert ours.nbar == pytest.approx(hidden[mask].float().norm(dim=-1).mean().item())
+    assert (ours.closest.iterations >= 1).all() and (ours.closest.error >= 0).all()
+
+
+def test_statistics_are_of_what_was_solved():
+    """The reading "cost" solves all pairs, the race some, and other distances none."""
+    hidden, mask, correct = random_group(14)
+
+    def closest(hooks=FAST, **settings):
+        return weigh(hidden, mask, correct, hooks, **SPANS, **settings).closest
+
+    of_cost = closest(HOOKS["cost"])
+    assert len(of_cost.iterations) == len(of_cost.error)
+    assert closest(HOOKS["chamfer"]).error is None
+    assert closest(max_iters=2).iterations.max() == 2
+    assert 0.01 < closest(tol=0.3).error.max() <= 0.3
+
+
+def test_rollout_normalisation_evens_out_the_means():
+    """Each rollout's mean weight is the group's, and its profile is kept."""
+    hidden, mask, correct = random_group(10)
+    plain = weigh(hidden, mask, correct, **SPANS).omega
+    even = even_out(plain, mask)
+    means = even.sum(1) / mask.sum(1)
+    assert_near(means, (plain.sum() / mask.sum()).expand(5), 1e-6)
+    assert_near(even[0] / even[0, 0], plain[0] / plain[0, 0], 1e-5)
+
+
+def test_rollout_normalisation_leaves_dust_alone():
+    """A rollout whose distances are float32's rounding of 0 has no profile to scale up.
+
+    Its weights are 0, not the mean.
+    """
+    omega = torch.tensor([[1e-14] * 12, [1e-14, 3e-14] * 6, [0.7] * 12])
+    even = even_out(omega, torch.ones(3, 12).bool())
+    assert even[:2].abs().max() == 0
+    assert_close(even[2], torch.full((12,), 0.7 / 3))
