@@ -194,7 +194,7 @@ def test_lessons_are_read_by_ranks_whose_model_is_stored_in_another_dtype(tmp_pa
     assert model.dtype == torch.float32
 
 
-def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, no_curve, capsys):
+def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, capsys):
     """A folder that knows nothing of the task is taught, and kept as a start of its own.
 
     So the lessons are paid for once.
