@@ -1,31 +1,23 @@
 """Hindsight: the policy, told more than its prompt, as its own teacher; token advantages (B, T).
 
-    rlsd    told the answer; how much likelier a token becomes is its weight
-    serl    the same, but told another right rollout of the group
-    sdpo    told another right rollout; the log-ratio is the advantage
-    iw-opd  the same, more where little of the log-ratio's size lies before the token
-    dasd    told another right rollout; A plus a little of the log-ratio, by the token's entropy
-    hsd     told the answer and another right rollout; the ratio minus 1 is the advantage
-    scapo   told nothing, but asked in other words; tokens that this changes lose some advantage
+    rlsd  told the answer; how much likelier a token becomes is its weight
+    serl  the same, but told another right rollout of the group
+    sdpo  told another right rollout; the log-ratio is the advantage
 
 Each takes one forward pass over the same responses after longer prompts, which must fit into the
-model's context. `scapo` takes one pass per rephrasing, and renames in the responses what the
-rephrasing renames.
+model's context.
 
-Left out: the sources' losses over the whole vocabulary, as methods here see sampled tokens only.
-SDPO and HSD find the one-token form the noisiest. (SDPO's default is the Jensen-Shannon divergence
-over the 100 likeliest tokens, ratios cut at 2.) SDPO's teacher, a moving average of rate .05, is
-left out too, as is HSD's, which stays near its start.
+Left out: SDPO's loss over the whole vocabulary, as methods here see sampled tokens only. SDPO finds
+the one-token form the noisiest. (Its default is the Jensen-Shannon divergence over the 100
+likeliest tokens, ratios cut at 2.) SDPO's teacher, a moving average of rate .05, is left out too.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context
-from credit.measures import group_moments, standardise
 from grpo import pad_left
 
 
@@ -82,83 +74,6 @@ def sdpo(batch: Batch, context: Context, *, mix: float) -> Tensor:
     return mix * batch.A + (1 - mix) * peer_log_ratio(batch, context)
 
 
-def iw_opd(batch: Batch, context: Context, *, gamma: float) -> Tensor:
-    """A_t = a_t (1 + gamma (1 - sum_{k<t} |a_k| / sum_k |a_k|)), a_t = log pi'(y_t) - log pi(y_t).
-
-    IW-OPD (arXiv 2606.22600, as in TRL's trainer), whose teacher is another model. Deviates: here
-    the teacher is that of `sdpo`, and at gamma 0 the two methods are the same.
-    """
-    log_ratio = torch.where(batch.mask, peer_log_ratio(batch, context), 0.0)  # (B, T)
-    size = log_ratio.abs()
-    before = size.cumsum(1) - size
-    return log_ratio * (1 + gamma * (1 - before / size.sum(1, keepdim=True).clamp_min(1e-8)))
-
-
-def dasd(batch: Batch, context: Context, *, beta: float) -> Tensor:
-    """A_t = A + beta omega_t d_t, by a right peer's log-ratio d_t: DASD (arXiv 2605.22263).
-
-    omega_t = tanh((tau - H_t) / sigma) sigmoid(|d_t| - 1), d_t = log pi'(y_t) - log pi(y_t). tau is
-    the 20% quantile of the rollout's entropies, sigma their mean absolute deviation: tokens of
-    higher entropy move away from the teacher. Inferred: beta; d_t is standardised in the rollout;
-    the deviation is from the mean; and pi' is that of `sdpo`.
-    """
-    mask = batch.mask
-    entropies = batch.entropies
-    log_ratio = standardise(peer_log_ratio(batch, context), mask, 1)  # d, (B, T)
-    tau = torch.where(mask, entropies, torch.nan).nanquantile(0.2, dim=1, keepdim=True)  # (B, 1)
-    mean, _ = group_moments(entropies, mask, 1)  # (B, 1)
-    deviation, _ = group_moments((entropies - mean).abs(), mask, 1)
-    omega = ((tau - entropies) / deviation.clamp_min(1e-8)).tanh()  # (B, T)
-    omega *= (log_ratio.abs() - 1).sigmoid()
-    return batch.A + beta * omega * log_ratio
-
-
-def hsd(batch: Batch, context: Context) -> Tensor:
-    """A_t = pi'(y_t) / pi(y_t) - 1: HSD (arXiv 2606.15576).
-
-    Eqs. (9) and (13). Averaged over y_t ~ pi, A_t grad log pi(y_t) is -grad KL(pi' || pi). pi' also
-    sees the answer and, if there is one, a random other right rollout of the group. Verdicts act
-    through these alone. The paper calls a one-sample form of its loss unstable, without a formula:
-    compare with care. Inferred: the prompt, of which the paper says only that special tokens
-    delimit what is told.
-    """
-    problems = []
-    for row, solutions in enumerate(right_peers(batch)):
-        problem = context.task.informed(batch.problem_of(row))
-        if solutions:
-            drawn = solutions[int(torch.randint(len(solutions), ()))]
-            problem = context.task.shown(problem, drawn)
-        problems.append(problem)
-    return informed_log_ratio(batch, problems, context).expm1()
-
-
-def scapo(batch: Batch, context: Context, *, strength: float, phrasings: int) -> Tensor:
-    """A_t = A + strength min(u_t, 0), u_t low where rephrasing changes y_t: SCAPO (2609.40360).
-
-    u_t = z(mean over k of z(-d_t)), d_t = 2 |p - p_k| / (p + p_k). p and p_k are pi(y_t) after the
-    prompt and after its k-th rephrasing. Inferred: each z is over the group's tokens; and where a
-    rephrasing renames things, they are renamed in the response, too. Deviates: theirs ends after
-    120 to 200 steps.
-    """
-    rephrase = context.task.rephrase
-    assert rephrase  # the method's entry needs it
-    stable = torch.zeros_like(batch.log_probs)  # (B, T)
-    id_of = context.tokenizer.get_vocab()
-    for k in range(phrasings):
-        problems = []
-        ids = batch.rollouts.ids.clone()  # (B, T)
-        for row, response in enumerate(batch.rollouts.ids):
-            problem, names = rephrase(batch.problem_of(row), k)
-            problems.append(problem)
-            for old, new in names.items():
-                ids[row, response == id_of[old]] = id_of[new]
-        log_ratio = informed_log_ratio(batch, problems, context, ids)  # (B, T)
-        distance = 2 * (log_ratio.abs() / 2).tanh()  # d, (B, T)
-        stable += standardise(-distance, batch.mask, batch.group_size) / phrasings
-    stable = standardise(stable, batch.mask, batch.group_size)  # u
-    return batch.A + strength * stable.clamp_max(0.0)
-
-
 def answer_log_ratio(batch: Batch, context: Context) -> Tensor:
     """log pi'(y_t) - log pi(y_t), (B, T), where pi' also sees the answer."""
     problems = [context.task.informed(batch.problem_of(row)) for row in range(len(batch.rewards))]
@@ -170,38 +85,27 @@ def peer_log_ratio(batch: Batch, context: Context) -> Tensor:
 
     It is 0 in a rollout whose group has no other right one.
     """
-    peers = right_peers(batch)
+    right = batch.correct.tolist()
     problems = []
-    for row, solutions in enumerate(peers):
+    alone = []  # whether the rollout's group has no other right one
+    for row in range(len(batch.rewards)):
+        first = row - row % batch.group_size
+        group = range(first, first + batch.group_size)
+        peers = [other for other in group if right[other] and other != row]
         problem = batch.problem_of(row)
-        problems.append(context.task.shown(problem, solutions[0]) if solutions else problem)
+        if peers:
+            problem = context.task.shown(problem, batch.rollouts.texts[peers[0]])
+        problems.append(problem)
+        alone.append(not peers)
     log_ratio = informed_log_ratio(batch, problems, context)  # (B, T)
-    log_ratio[[not solutions for solutions in peers]] = 0.0
+    log_ratio[alone] = 0.0
     return log_ratio
 
 
-def right_peers(batch: Batch) -> list[list[str]]:
-    """For each rollout, the other right responses of its group."""
-    right = batch.correct.tolist()
-    texts = batch.rollouts.texts
-    peers = []
-    for row in range(len(texts)):
-        first = row - row % batch.group_size
-        group = range(first, first + batch.group_size)
-        peers.append([texts[other] for other in group if right[other] and other != row])
-    return peers
-
-
-def informed_log_ratio(
-    batch: Batch, problems: list[dict], context: Context, ids: Tensor | None = None
-) -> Tensor:
-    """log pi'(y_t) - log pi(y_t), (B, T) float32, where pi' sees other problems, one per rollout.
-
-    `ids`, if given, take the place of the responses that pi' scores.
-    """
-    rollouts = batch.rollouts if ids is None else replace(batch.rollouts, ids=ids)
+def informed_log_ratio(batch: Batch, problems: list[dict], context: Context) -> Tensor:
+    """log pi'(y_t) - log pi(y_t), (B, T), where pi' sees other problems, one per rollout."""
     prompts = [context.task.prompt(problem) for problem in problems]
     encoded = context.tokenizer(prompts, add_special_tokens=False)["input_ids"]
-    prompt_ids, prompt_mask = pad_left(encoded, 0, rollouts.ids.device)
-    informed = replace(rollouts, prompt_ids=prompt_ids, prompt_mask=prompt_mask)
+    prompt_ids, prompt_mask = pad_left(encoded, 0, batch.rollouts.ids.device)
+    informed = replace(batch.rollouts, prompt_ids=prompt_ids, prompt_mask=prompt_mask)
     return context.score(informed, keep_hidden=False).log_probs - batch.log_probs

@@ -4,8 +4,8 @@
     assign_credit(batch, context, Credit("shear"))  ->  A_i omega_t, Alg. 1 line 18 of 2604.23318
 
 `credit/table.py` lists all methods and says how to add one. FUNCTIONS below maps their names to
-their functions, some of which are in `baselines.py`, `values.py` and `hindsight.py`. A method that
-needs further forward passes runs them itself, and logs metrics with `batch.log`.
+their functions, some of which are in `baselines.py` and `hindsight.py`. A method that needs
+further forward passes runs them itself, and logs metrics with `batch.log`.
 
 A method keeps the sign of A unless its entry in the table has `weighs=False`. Token advantages are
 detached: weights are constants for autograd. In a docstring, "Inferred" marks what the source
@@ -23,28 +23,23 @@ from torch import Tensor
 from credit import ablations, reward_model, salience
 from credit.baselines import opo, opo_shear, otb, otb_shear
 from credit.batch import Batch, Context, effective_weights
-from credit.hindsight import dasd, hsd, iw_opd, rlsd, scapo, sdpo, serl
+from credit.hindsight import rlsd, sdpo, serl
 from credit.measures import group_moments, positions, standardise
 from credit.settings import Credit
 from credit.shear_settings import closest_by_rollout, shear_options
-from credit.table import options_of
-from credit.values import bipace, kgae
 from grpo import Rollouts
 from shear import mean_norm, shear_advantages, shear_weights
 
 
 def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
-    """Token advantages (B, T) of a method or mixture with its options, 0 outside of the mask.
+    """Token advantages (B, T) of a method with its options, 0 outside of the mask.
 
     `--negative-scale` multiplies those of all wrong rollouts: a control, as methods differ in how
     much they punish. `--rescale mean1` then divides those of a group by its mean weight, so that
     methods differ in direction and not in the size of the step; a group without any weight stays as
     it is.
     """
-    if credit.method in FUNCTIONS:
-        token_advantages = FUNCTIONS[credit.method](batch, context, **credit.options)  # (B, T)
-    else:
-        token_advantages = mixture(batch, context, credit)  # (B, T)
+    token_advantages = FUNCTIONS[credit.method](batch, context, **credit.options)  # (B, T)
     token_advantages = torch.where(batch.mask, token_advantages.detach(), 0.0)
     scale = torch.where(batch.correct[:, None], 1.0, credit.negative_scale)  # (B, 1)
     token_advantages = scale * token_advantages
@@ -56,40 +51,12 @@ def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
     return token_advantages
 
 
-def mixture(batch: Batch, context: Context, credit: Credit) -> Tensor:
-    """A_t = lam A1_t + (1 - lam) A2_t of two methods, FIRST+SECOND, with their default options.
-
-    lam starts at `share` and rises linearly to 1 over the first `until` steps, so that training
-    ends with the first method; at `until` 0 it stays.
-    """
-    first, second = [
-        FUNCTIONS[name](batch, context, **options_of(name)) for name in credit.method.split("+")
-    ]
-    share = float(credit.options["share"])
-    until = float(credit.options["until"])
-    if until:
-        share += (1 - share) * min(1.0, context.step / until)
-    return share * first + (1 - share) * second
-
-
 # ---- group and entropies -------------------------------------------------------------------------
 
 
 def grpo(batch: Batch, context: Context) -> Tensor:
     """A_t = A, the rollout's advantage on every token (Shao et al. 2024, arXiv 2402.03300)."""
     return batch.A.expand(batch.mask.shape)
-
-
-def signbalance(batch: Batch, context: Context) -> Tensor:
-    """A_t = 1 in right rollouts, -n+ / n- in wrong ones: SignBalance (arXiv 2609.04063).
-
-    The group has n+ right and n- wrong rollouts. Meant for answers of few values, where a guess can
-    be right. Computed as A / A+, where A+ is the right rollouts' A; for verdicts of 0 and 1 that is
-    the same. So it rescales groups, not tokens. Inferred: a group of equal verdicts gets nothing.
-    """
-    advantages = batch.advantages.view(-1, batch.group_size)  # (groups, G)
-    of_right = advantages.amax(1, keepdim=True).clamp_min(1e-8)
-    return (advantages / of_right).view(-1, 1).expand(batch.mask.shape)
 
 
 def entropy_credit(batch: Batch, context: Context, *, alpha: float, kappa: float) -> Tensor:
@@ -111,44 +78,6 @@ def hapo(batch: Batch, context: Context, *, alpha: float, phi: float) -> Tensor:
     bound = batch.A.abs() / phi  # (B, 1)
     z = standardise(batch.entropies, batch.mask, batch.group_size)  # (B, T)
     return batch.A + alpha * batch.A.sign() * z.clamp(-bound, bound)
-
-
-def rsi(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
-    """A_t = A T / (tokens kept) where RSI_t lies in [low, high], 0 elsewhere.
-
-    The relative surprisal index RSI_t = 1 + log pi(y_t) / H_t (arXiv 2606.31575, Eq. (1)) is 1
-    where the policy was certain, so such tokens get no credit. The default bounds are the source's
-    for 7B; its `high` is .9 for 3B, .95 for 1.5B. H_t is in nats.
-    """
-    index = 1 + batch.log_probs / batch.entropies  # (B, T), NaN or -inf where H_t is 0
-    kept = (index >= low) & (index <= high) & batch.mask  # (B, T)
-    return batch.A * kept * batch.lengths / kept.sum(1, keepdim=True).clamp_min(1)
-
-
-def taco(batch: Batch, context: Context, *, alpha: float, strength: float) -> Tensor:
-    """A_t = A (1 - strength (1 - exp(-r_t))) where A and r_t are positive, A elsewhere: TACO.
-
-    r_t = -log pi(y_t) - H_t + log alpha (arXiv 2607.07976): tokens of right rollouts that were far
-    less likely than entropy expects earn less, down to (1 - strength) A. H_t is in nats. Here log
-    pi and H_t are computed once for all updates, by the policy that sampled.
-    """
-    excess = (math.log(alpha) - batch.log_probs - batch.entropies).clamp_min(0.0)  # r, (B, T)
-    earned = 1 - strength * (1 - (-excess).exp())  # (B, T)
-    return batch.A * torch.where(batch.A > 0, earned, 1.0)
-
-
-def gmts(batch: Batch, context: Context, *, kept: float) -> Tensor:
-    """A_t = A on the share `kept` of the group's tokens whose H_t |A| is largest, 0 elsewhere.
-
-    GMTS (arXiv 2608.30632), which approximates a token's gradient by |E_t omega_t|, omega_t the
-    ratio of policies times A. Here the ratio is 1, as at the first update. Inferred: E_t is the
-    entropy, and the tokens are ranked within a group.
-    """
-    size = batch.A.abs() * batch.entropies  # (B, T)
-    size = torch.where(batch.mask, size, torch.nan)
-    of_groups = size.view(-1, batch.group_size * size.shape[1])  # (groups, G T)
-    least = of_groups.nanquantile(1 - kept, dim=1).repeat_interleave(batch.group_size)  # (B,)
-    return batch.A * (size >= least[:, None])
 
 
 # ---- hidden states -------------------------------------------------------------------------------
@@ -242,53 +171,6 @@ def own_side(batch: Batch, context: Context) -> Tensor:
     return batch.A * omega
 
 
-def delta(batch: Batch, context: Context, *, low: float, high: float) -> Tensor:
-    """A_t = A lambda_t / mean lambda, lambda_t in [low, high]: DelTA (arXiv 2605.21467).
-
-    v_t = (1 - pi(y_t)) h_t, h_t the state that predicts y_t, stands for the gradient of log
-    pi(y_t). lambda_t grows with how much closer v_t lies to the mean of its own side than to the
-    other's (`nearer_own`). Deviates: a side is one of a group, theirs of all prompts of a shard; a
-    response's first token, whose h is the prompt's, has the middle of [low, high].
-    """
-    own = torch.full_like(batch.log_probs, 0.5)  # (B, T)
-    for group, hidden, mask, correct in batch.groups():
-        later = mask.clone()  # (G, T) all n tokens but the first
-        later[:, 0] = False
-        states = hidden.roll(1, 1)[later].float()  # (n, d) of the tokens before them
-        vectors = (1 - batch.log_probs[group][later].exp())[:, None] * states  # (n, d)
-        right = correct[:, None].expand_as(later)[later]  # (n,)
-        if right.any() and not right.all():
-            own[group][later] = nearer_own(vectors, right)
-    omega = low + (high - low) * own
-    return batch.A * omega / group_moments(omega, batch.mask, batch.group_size)[0]
-
-
-def nearer_own(vectors: Tensor, right: Tensor) -> Tensor:
-    """sigmoid(margin / its std), (n,): how much closer a vector is to the mean of its own side.
-
-    Vectors are (n, d), `right` (n,) their sides. The margins are computed once more with the
-    vectors weighted by the result, but divided by the first margins' std, as in DelTA's code.
-    """
-    vectors = vectors.double()  # if the sides are alike, float32 rounding would decide the margins
-
-    def margins(weights: Tensor) -> Tensor:
-        """||v - of_wrong||^2 - ||v - of_right||^2, (n,); negated for vectors of wrong rollouts.
-
-        `weights` (n,) are those of the vectors in their side's mean.
-        """
-        # (d,) each
-        of_right, of_wrong = (
-            side @ vectors / side.sum() for side in (weights * right, weights * ~right)
-        )
-        margin = 2 * (vectors - (of_right + of_wrong) / 2) @ (of_right - of_wrong)
-        return torch.where(right, margin, -margin)
-
-    first = margins(torch.ones_like(vectors[:, 0]))
-    std = torch.where(right, first[right].std(correction=0), first[~right].std(correction=0))
-    std = std.clamp_min(1e-4)
-    return torch.sigmoid(margins(torch.sigmoid(first / std)) / std).float()
-
-
 # ---- further passes of the policy ----------------------------------------------------------------
 
 
@@ -333,20 +215,6 @@ def by_importance(
     probed = {row: answers[row] for row in answers if batch.advantages[row] != 0}
     importance = importance_of(batch.rollouts, context, probed)
     return batch.A * salience.outcome_weights(importance, probed, batch.mask, quantile, beta)
-
-
-def attention(batch: Batch, context: Context, *, slope: float) -> Tensor:
-    """A_t = A omega_t, omega_t moving from focused tokens to wide ones: attention entropy.
-
-    The source (arXiv 2605.07660) names the signal, the middle layer's attention entropy over the
-    log of the context's length, and the direction of the shift during training. Inferred, as
-    neither weights nor schedule are public: omega is 2 sigmoid(c z), z standardised in the group, c
-    rising from -slope to slope over the run, scaled to mean 1 over the group's tokens.
-    """
-    values = salience.attention_entropy(batch.rollouts, context)  # (B, T)
-    pull = slope * (2 * context.step / context.steps - 1)
-    omega = 2 * torch.sigmoid(pull * standardise(values, batch.mask, batch.group_size))  # (B, T)
-    return batch.A * omega / group_moments(omega, batch.mask, batch.group_size)[0]
 
 
 def arca(batch: Batch, context: Context, *, floor: float) -> Tensor:
@@ -535,21 +403,14 @@ def shuffle(batch: Batch, context: Context, **ablations: str) -> Tensor:
 # The function of each method of `credit.table.METHODS`.
 FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "grpo": grpo,
-    "signbalance": signbalance,
     "opo": opo,
     "otb": otb,
     "opo-shear": opo_shear,
     "otb-shear": otb_shear,
     "shear": shear,
     "first": first,
-    "kgae": kgae,
-    "bipace": bipace,
     "entropy": entropy_credit,
     "hapo": hapo,
-    "rsi": rsi,
-    "taco": taco,
-    "gmts": gmts,
-    "delta": delta,
     "oar-g": oar_g,
     "oar-p": oar_p,
     "arca": arca,
@@ -560,11 +421,6 @@ FUNCTIONS: dict[str, Callable[..., Tensor]] = {
     "rlsd": rlsd,
     "serl": serl,
     "sdpo": sdpo,
-    "iw-opd": iw_opd,
-    "dasd": dasd,
-    "hsd": hsd,
-    "scapo": scapo,
-    "attention": attention,
     "oracle": oracle,
     "cliff": cliff,
     "own-side": own_side,

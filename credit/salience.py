@@ -8,7 +8,6 @@
     outcome_weights          | OAR's token weights, from importance               | none
     adapter_residual         | how far the LoRA adapter moves the hidden state    | a forward one
     drift_from_start         | how far the adapter moves the next distribution    | two forward ones
-    attention_entropy        | how widely the middle layer looks back             | a forward one
     logit_gradients          | the size of each token's policy gradient, roughly  | a forward one
 
 All but the places are (B, T) float32. `methods.py` makes token advantages of them, with formulas
@@ -28,7 +27,6 @@ from transformers import PreTrainedTokenizerBase
 from credit import lora
 from credit.batch import Context
 from credit.tokens import char_starts
-from fast.packing import layers_of
 from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, pack, pad_id, to_padded
 from rewards import box_place
 
@@ -181,38 +179,6 @@ def drift_from_start(rollouts: Rollouts, context: Context) -> Tensor:
         return torch.cat(squared)
 
     return _by_micro_batch(rollouts, context, distances)
-
-
-@torch.no_grad()
-def attention_entropy(rollouts: Rollouts, context: Context) -> Tensor:
-    """The normalised entropy of each token's attention in the middle layer, (B, T) float32.
-
-    It is the mean over the heads, divided by the log of the context's length: in [0, 1]. The
-    context is all that came before, also where a layer sees only a window of it. Attention is
-    computed the plain way for this one pass, as fused kernels keep no weights.
-    """
-    model = context.policy.model
-    layers = layers_of(model)
-    entropies = []  # (b, S) of the pass that has just run
-
-    def keep(module: torch.nn.Module, inputs: tuple, output: tuple[Tensor, ...]) -> None:
-        weights = output[1].float()  # (b, heads, S, S)
-        entropies.append(-torch.xlogy(weights, weights).sum(-1).mean(1))  # (b, S)
-
-    def normalised(ids: Tensor, inside: Tensor) -> Tensor:
-        model.base_model(input_ids=ids, use_cache=False)
-        seen = torch.arange(1, ids.shape[1] + 1, device=ids.device)  # (S,) tokens up to each
-        return (entropies.pop() / seen.float().log().clamp_min(1e-6))[inside]
-
-    usual = model.config._attn_implementation
-    middle = layers[len(layers) // 2].get_submodule("self_attn")
-    hook = middle.register_forward_hook(keep)
-    try:
-        model.set_attn_implementation("eager")
-        return _by_micro_batch(rollouts, context, normalised)
-    finally:
-        hook.remove()
-        model.set_attn_implementation(usual)
 
 
 @torch.no_grad()

@@ -9,26 +9,19 @@ from typing import Annotated, Literal
 
 import tyro
 
-from credit.table import METHODS, MIXTURE, Method, method_of, options_of
-from tasks.settings import Count, OptionalText, Positive, number, several, spec
+from credit.table import METHODS, Method, options_of
+from tasks.settings import Count, OptionalText, Positive, number, one_of, several, spec
 
-
-def method_name(text: str) -> str:
-    """The name of a method, or of a mixture of two."""
-    method_of(text)
-    return text
-
-
-ENTRIES = METHODS | {"FIRST+SECOND": MIXTURE}  # as the help shows them
+MethodName = Annotated[str, spec("NAME", one_of(METHODS))]
 METHODS_HELP = "\n".join(
-    ["Credit-assignment method:", *(f"{name}: {entry.about}." for name, entry in ENTRIES.items())]
+    ["Credit-assignment method:", *(f"{name}: {entry.about}." for name, entry in METHODS.items())]
 )
 
 
 def options_help() -> str:
     """The options of all methods, a line each."""
     lines = ["NAME=VALUE, an option of the method (repeatable), here with its default:"]
-    for name, method in ENTRIES.items():
+    for name, method in METHODS.items():
         for option, entry in method.options.items():
             values = f" ({', '.join(entry.choices)})" if entry.choices else ""
             lines.append(f"{name} {option}={entry.default}: {entry.about}{values}.")
@@ -39,7 +32,7 @@ def options_help() -> str:
 class Credit:
     """How a response's advantage is distributed over its tokens."""
 
-    method: Annotated[str, spec("NAME", method_name), tyro.conf.arg(help=METHODS_HELP)] = "shear"
+    method: Annotated[MethodName, tyro.conf.arg(help=METHODS_HELP)] = "shear"
     method_option: Annotated[
         tuple[str, ...], several(spec("NAME=VALUE", str)), tyro.conf.arg(help=options_help())
     ] = ()
@@ -55,7 +48,7 @@ class Credit:
     @property
     def entry(self) -> Method:
         """The method's entry in the table of methods."""
-        return method_of(self.method)
+        return METHODS[self.method]
 
     @property
     def options(self) -> dict[str, float | str]:

@@ -11,7 +11,7 @@ Left out: the methods' code and sources (`credit.methods`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 
 from tasks.settings import LARGE, one_of, read_number
@@ -22,14 +22,12 @@ class Need(Enum):
 
     STATES = "the last layer's hidden states, which are kept for it"
     PAIRS = "matrices of the distances between states of a group"
-    ATTENTION = "the attention weights of a layer `self_attn`"
     ADAPTER = "a LoRA adapter"
     PRM = "a process reward model"
     BOX = "an answer in a box"
     HINT = "the answer in its prompt"
     PEER = "another response of the group in its prompt"
     FIRST_ERROR = "the true first error"
-    REPHRASE = "its problems in other words"
 
 
 @dataclass(frozen=True)
@@ -96,7 +94,6 @@ METHODS = {
         (Need.STATES, Need.PAIRS),
         options=SHEAR,
     ),
-    "signbalance": Method("1 in right rollouts, and in wrong ones what makes the group sum to 0"),
     "opo": Method(
         "the reward minus the group's mean reward, weighted by squared gradient norms",
         weighs=False,
@@ -116,21 +113,6 @@ METHODS = {
             ),
         },
     ),
-    "kgae": Method(
-        "changes of a value that nearby rollouts of the group estimate",
-        (Need.STATES, Need.PAIRS),
-        weighs=False,
-        options={
-            "decay": Option(0.95, "discount of later changes of value", 0, 1),
-            "width": Option(0.05, "distance at which a neighbour's weight is 1 / e"),
-        },
-    ),
-    "bipace": Method(
-        "the reward after this token minus that of all tokens in similar states",
-        (Need.STATES,),
-        weighs=False,
-        options={"radius": Option(0.1, "1 - cosine of states that are alike", 1e-4, 2)},
-    ),
     "entropy": Method(
         "more credit where the policy was unsure",
         options={
@@ -143,32 +125,6 @@ METHODS = {
         options={  # with alpha above phi, advantages could change their sign
             "alpha": Option(0.2, "advantage per standard deviation of entropy", high=1),
             "phi": Option(2.0, "at most |A| / phi standard deviations count", 1),
-        },
-    ),
-    "rsi": Method(
-        "credit only for tokens with a relative surprisal within bounds",
-        options={
-            "low": Option(-6.0, "lowest index that gets credit", -LARGE, 0),
-            "high": Option(0.8, "highest index that gets credit", 0, 1),
-        },
-    ),
-    "taco": Method(
-        "less credit for tokens of right rollouts that entropy did not predict",
-        options={
-            "alpha": Option(0.01, "a token is unexpected below this times exp(-entropy)", high=1),
-            "strength": Option(0.9, "largest share of A that it loses", 0, 1),
-        },
-    ),
-    "gmts": Method(
-        "credit only for tokens of large |A| times entropy",
-        options={"kept": Option(0.2, "share of the group's tokens that get credit", high=1)},
-    ),
-    "delta": Method(
-        "more credit for tokens that tell right from wrong rollouts",
-        (Need.STATES,),
-        options={
-            "low": Option(0.8, "weight of a token that is like the other side's", high=1),
-            "high": Option(1.2, "weight of a token that is like its own side's", 1),
         },
     ),
     "oar-g": Method(
@@ -226,38 +182,6 @@ METHODS = {
         drops_uncredited=True,
         options={"mix": Option(0.0, "share of A (0.9 for weak models)", 0, 1)},
     ),
-    "iw-opd": Method(
-        "sdpo's log-ratio, enlarged where the rollout has little of it before the token",
-        (Need.PEER,),
-        weighs=False,
-        drops_uncredited=True,
-        options={"gamma": Option(0.5, "what the first token's credit gains", 0)},
-    ),
-    "dasd": Method(
-        "A plus a little of sdpo's log-ratio where entropy is low, minus a little elsewhere",
-        (Need.PEER,),
-        weighs=False,
-        options={"beta": Option(0.1, "advantage per standard deviation of the log-ratio", 0)},
-    ),
-    "hsd": Method(
-        "the ratio to a policy that sees the answer and another right rollout, minus 1",
-        (Need.BOX, Need.HINT, Need.PEER),
-        weighs=False,
-    ),
-    "scapo": Method(
-        "less credit for tokens that depend on the problem's wording",
-        (Need.REPHRASE,),
-        weighs=False,
-        options={
-            "strength": Option(0.01, "advantage per standard deviation of instability", 0),
-            "phrasings": Option(4, "phrasings of each problem, one pass each", 1, 100),
-        },
-    ),
-    "attention": Method(
-        "weights grow from focused tokens to those that attend widely",
-        (Need.ATTENTION,),
-        options={"slope": Option(1.0, "c goes from -slope to slope")},
-    ),
     "oracle": Method(
         "control: credit only for the true first wrong step",
         (Need.FIRST_ERROR,),
@@ -280,31 +204,6 @@ METHODS = {
         "control: SHEAR's weights in random places", (Need.STATES, Need.PAIRS), options=SHEAR
     ),
 }
-MIXTURE = Method(
-    "a share of the first method's advantages, the rest of the second's",
-    options={
-        "share": Option(0.5, "share of the first method at the start", 0, 1),
-        "until": Option(0, "steps until the share has risen to 1; 0: it stays", 0, 10**6),
-    },
-)
-
-
-def method_of(name: str) -> Method:
-    """The entry of a method, or of a mixture FIRST+SECOND.
-
-    Raises ValueError for any other name.
-    """
-    if name in METHODS:
-        return METHODS[name]
-    parts = name.split("+")
-    unmixed = [method for method in METHODS if METHODS[method].drops_uncredited]
-    if len(parts) != 2 or not set(parts) <= METHODS.keys() - set(unmixed):
-        raise ValueError(
-            f"must be one of {', '.join(METHODS)}, or two as in grpo+shear, but not "
-            f"{' or '.join(unmixed)}, which count tokens otherwise"
-        )
-    first, second = [METHODS[part] for part in parts]
-    return replace(MIXTURE, needs=first.needs + second.needs, weighs=first.weighs and second.weighs)
 
 
 def methods_needing(need: Need) -> set[str]:
@@ -317,7 +216,7 @@ def options_of(name: str, given: Sequence[str] = ()) -> dict[str, float | str]:
 
     Raises ValueError for an unknown option or a bad value.
     """
-    options = method_of(name).options
+    options = METHODS[name].options
     values: dict[str, float | str] = {option: options[option].default for option in options}
     for assignment in given:
         option, _, text = assignment.partition("=")

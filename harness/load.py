@@ -22,7 +22,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from credit import lora, teacher
 from credit.reward_model import RewardModel
 from credit.table import Need
-from fast.packing import layers_of
 from grpo import Policy
 from harness import evaluation, files, fsdp, memory, models
 from harness.config import TrainConfig, flag, flat, with_values
@@ -58,12 +57,6 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
             model = toy.make_model(problems.toy_lines, config.seed, problems.toy_width)
             tokenizer = toy.make_tokenizer(problems.toy_lines)
         config, task, task_notes = make_task(config, tokenizer, context_of(model))
-        attends = all(hasattr(layer, "self_attn") for layer in layers_of(model))
-        if Need.ATTENTION in config.credit.entry.needs and not attends:
-            raise BadInput(
-                f"--method {config.credit.method}: needs {Need.ATTENTION.value}, which "
-                f"{config.model} lacks; choose another method"
-            )
         check_ranks(config, ranks)
         prompts = map(task.prompt, task.train + task.heldout)
         models.check_embedded("--model", config.model or "", model, tokenizer, prompts)

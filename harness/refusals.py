@@ -86,11 +86,6 @@ def provides_prm(config: TrainConfig) -> bool:
     return bool(config.credit.prm) or config.task == "embedded"
 
 
-def knows_solutions(config: TrainConfig) -> bool:
-    """Whether the task makes its problems, with each step of their solutions."""
-    return TASKS[config.task].makes_problems
-
-
 PROVISIONS = (
     Provision(Need.ADAPTER, lambda config: config.credit.lora_rank > 0, "give --lora-rank"),
     Provision(Need.PRM, provides_prm, "give --prm, e.g. Qwen/Qwen2.5-Math-PRM-7B"),
@@ -101,13 +96,8 @@ PROVISIONS = (
     ),
     Provision(
         Need.FIRST_ERROR,
-        knows_solutions,
+        lambda config: TASKS[config.task].makes_problems,
         "only --task embedded and words know it; choose another method",
-    ),
-    Provision(
-        Need.REPHRASE,
-        knows_solutions,
-        "only --task embedded and words can; choose another method",
     ),
 )
 

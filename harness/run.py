@@ -68,7 +68,6 @@ def make_context(
         prm=prm,
         shear=config.shear,
         seed=config.seed,
-        steps=config.optimisation.steps,
         temperature=config.sampling.temperature,
         micro_tokens=config.optimisation.micro_tokens,
     )

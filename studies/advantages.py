@@ -178,7 +178,7 @@ def against_truth(
     place_of = partial(
         measure_place, mask=mask, wrong_step=wrong_step, group=group, reach=2 * shear.window
     )
-    has = {Need.PRM: context.prm, Need.REPHRASE: context.task.rephrase, Need.ADAPTER: None}
+    has = {Need.PRM: context.prm, Need.ADAPTER: None}
     measured = []
     for name in methods:
         missing = [need for need in METHODS[name].needs if not has.get(need, True)]

@@ -2,7 +2,7 @@
 
     python -m studies.compare --steps 20               # all arms that the embedded task allows
     python -m studies.compare --arms grpo shear first  # some of them
-    python -m studies.compare --arms shear "half: grpo+shear --method-option share=.5"
+    python -m studies.compare --arms shear "mean: shear --method-option pool=mean"
     python -m studies.compare --arms grpo shear --model PATH --data problems.jsonl
     python -m studies.compare runs/A runs/B            # trains nothing
 

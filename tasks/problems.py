@@ -118,8 +118,6 @@ class Task:
     reference: str = "answer"
     # (problem, the texts of a response's tokens) -> its first wrong step, if the task can know it.
     first_error: Callable[[dict, Sequence[str]], FirstError | None] | None = None
-    # (problem, k) -> the problem in its k-th other wording, and the tokens renamed in responses.
-    rephrase: Callable[[dict, int], tuple[dict, dict[str, str]]] | None = None
     # (model, forbidden=prompts, steps=number) -> the last loss, after the model was taught the task
     lessons: Callable[..., float] | None = None
     refuse_copies: bool = False  # a right answer that only repeats the problem is wrong

@@ -104,7 +104,6 @@ def task(
         itemgetter("problem"),
         grader("math", grading.grade_timeout, grading.sandbox),
         first_error=first_error,
-        rephrase=rephrase,
         step_end="\n",
         hint=HINT,
         solved="{}\n",
@@ -266,19 +265,6 @@ def _definitions(prompt: str) -> dict[str, Definition]:
     """The prompt's definitions by label, in order."""
     found = re.findall(r"([a-z])=(\w)([-+*])(\w);", prompt)
     return {label: (left, op, right) for label, left, op, right in found}
-
-
-def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
-    """The same problem with its labels rotated by k + 1, and the new label of each.
-
-    The rotation is never a whole turn.
-    """
-    labels = list(_definitions(problem["problem"]))  # the first of LABELS
-    count = max(2, len(labels))
-    names = {
-        label: LABELS[(place + 1 + k % (count - 1)) % count] for place, label in enumerate(labels)
-    }
-    return (problem | {"problem": problem["problem"].translate(str.maketrans(names))}), names
 
 
 def symbols_of(lines: int) -> list[str]:

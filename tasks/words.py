@@ -108,7 +108,6 @@ def task(
         name="words",
         train=make_problems(MADE_PROBLEMS + settings.heldout, seed),
         first_error=first_error,
-        rephrase=rephrase,
         step_end="\n",
         lessons=partial(
             imitate,
@@ -134,31 +133,13 @@ def make_problem(rng: random.Random) -> dict:
     for _ in range(rng.choice(LENGTHS)):
         op = rng.choice("+" if value < 3 else "+-*" if value < 7 else "+-")
         number = rng.randint(2, {"+": 5, "-": min(value - 1, 5), "*": 3}[op])
-        text += " " + rng.choice(_ways_to_tell(op, number, name, things))
+        event = rng.choice(EVENTS[op])
+        text += " " + event.format(name=name, n=number, things=things)
         result = result_of(op, value, number)
         steps.append([value, op, number, result])
         value = result
     text += f" How many {things} does {name} have now?"
     return {"problem": text, "answer": str(value), "steps": steps, "name": name, "things": things}
-
-
-def _ways_to_tell(op: str, number: int, name: str, things: str) -> list[str]:
-    """All the ways to tell what happens in a step."""
-    return [event.format(name=name, n=number, things=things) for event in EVENTS[op]]
-
-
-def rephrase(problem: dict, k: int) -> tuple[dict, dict[str, str]]:
-    """The same problem with its events in other words, the k-th way, and no new names.
-
-    The second result, which maps old names to new ones, is empty.
-    """
-    first, *events, last = re.split(r"(?<=\.) ", problem["problem"])
-    retold = []
-    for place, (event, (_, op, number, _)) in enumerate(zip(events, problem["steps"], strict=True)):
-        ways = _ways_to_tell(op, number, problem["name"], problem["things"])
-        others = [way for way in ways if way != event]
-        retold.append(others[(k >> place) % len(others)])
-    return (problem | {"problem": " ".join([first, *retold, last])}), {}
 
 
 def make_problems(count: int, seed: int) -> list[dict]:

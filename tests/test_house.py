@@ -223,7 +223,7 @@ def test_a_public_name_stands_for_one_thing():
     hooks = {"token_distances", "pack", "shear_weights"}  # fast versions with the paper's signature
     of_commands = {"main", "make_parser"}  # and ARGS, a constant
     # Functions of tasks that make their own problems.
-    of_tasks = {*"task make_problem make_problems demonstrate first_error rephrase warm_up".split()}
+    of_tasks = {*"task make_problem make_problems demonstrate first_error warm_up".split()}
     places = {}
     for path in SOURCES:
         if path.name == "exercises.py":

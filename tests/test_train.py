@@ -544,7 +544,7 @@ def test_a_method_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(
     assert metrics["loss"] == pytest.approx(-(token_advantages.sum() / counted).item(), rel=1e-4)
 
 
-@pytest.mark.parametrize("method", [*METHODS, "grpo+shear", "rlsd+pure"])
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_starts_with_the_defaults(method):
     """Each starts, and so does what it NEEDS.
 

@@ -273,5 +273,5 @@ def test_steps_are_measured_beside_trl_s(method, taught, monkeypatch, capsys):
 def test_what_trl_lacks_is_not_timed(taught, assert_refused):
     """Other methods, and an eps in another unit, are refused."""
     flags = ["--task", "embedded", "--model", taught]
-    assert_refused(loops.main, [*flags, "--method", "kgae"], "give a model, and shear")
+    assert_refused(loops.main, [*flags, "--method", "hapo"], "give a model, and shear")
     assert_refused(loops.main, [*flags, "--eps-unit", "raw"], "--eps-unit: is not timed here")

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from docs.records.archived import marked
 from harness import files, tables
 from studies.compare import with_interval
 
@@ -34,7 +35,7 @@ for rule in confirm.index.unique("rule").drop("grpo"):
     half = stats.norm.ppf(0.95) * np.sqrt(np.sum(errors**2)) / seeds
     lines.append(
         {
-            "method": rule,
+            "method": marked(rule),
             "D": with_interval(pd.Series(by_seed)),
             "p": stats.ttest_1samp(by_seed, 0).pvalue,
             "step noise": f"±{half:.3f}",

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from docs.records.archived import marked
 from harness import files, tables
 from studies import compare, diagnose, figures
 
@@ -21,6 +22,8 @@ RECORDS = Path(__file__).parent
 ARMS = ["grpo", "shear", "position", "grpo-wrong-.39"]
 
 where_credit_goes = files.read_settings(RECORDS / "real-weights.json")
+places = {marked(name): place for name, place in where_credit_goes["methods"].items()}
+where_credit_goes["methods"] = places
 at_equal_position = files.read_settings(RECORDS / "real-weights-places.json")
 paper_figures = files.read_settings(RECORDS / "real-weights-figures.json")
 for lines in (
