@@ -40,8 +40,7 @@ def in_this_process(monkeypatch):
     here = SimpleNamespace(Pool=lambda jobs: pool)
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: here)
     monkeypatch.setattr(compare, "grid", lambda middle, curves: [middle])
-    for name, size in dict(HELDOUT=8, GROUPS=2, CONTINUATIONS=2).items():
-        monkeypatch.setattr(compare, name, size)
+    monkeypatch.setattr(compare, "HELDOUT", 8)
 
 
 def table(folder, lines: list[dict]) -> pd.DataFrame:
@@ -84,9 +83,6 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed(tmp_path
     assert set(compare.mean_curves(cell, "position", without).index) == {5e-5, 1e-4, 4e-4}
     confirmed = [trial.lr for trial in compare.missing_trials("confirm", rows, cell, [9])]
     assert confirmed == [2e-4, 2e-4, 2e-3]
-    assert not compare.missing_trials("advantages", rows, cell, seeds)
-    of_advantages = compare.missing_trials("advantages", rows, cell, [7, 8])
-    assert [trial.rule for trial in of_advantages] == ["grpo"] * 2
     given = Cell(cell.flags, ["grpo"], [100], [5e-5, 1e-4])
     assert not compare.missing_trials("tune", rows, given, [100])
     assert [trial.lr for trial in compare.missing_trials("confirm", rows, given, [9])] == [1e-4]
@@ -116,7 +112,7 @@ def test_intervals_are_scipy_s():
 
 
 def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monkeypatch, capsys):
-    """The file has rows of three stages, the table all columns; then nothing is left to run.
+    """The file has rows of two stages, the table all columns; then nothing is left to run.
 
     Evaluations have one noise and their step.
     """
@@ -139,15 +135,13 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     assert compare.main(command) == 0
     printed = capsys.readouterr().out
     rows = files.read_lines(path)
-    assert Counter(row["stage"] for row in rows) == dict(tune=2, confirm=4, advantages=1)
+    assert Counter(row["stage"] for row in rows) == dict(tune=2, confirm=4)
     assert {row["code"] for row in rows} == {compare.code_of("grpo"), compare.code_of(arm)}
     numbers = set()
     for row in rows:
         if row["stage"] == "confirm":  # an adapter's rate is ten times the others'
             numbers.add((row["rule"], row["lr"], *row["rewards"]))
-        elif row["stage"] == "advantages":
-            numbers.add((*row["advantages"]["methods"],))
-    assert numbers == {("grpo", 1e-4, 0.5), ("lora", 1e-3, 0.5), ("grpo",)}
+    assert numbers == {("grpo", 1e-4, 0.5), ("lora", 1e-3, 0.5)}
     assert set(noise) == {compare.seed_of(seed) for seed in (1, 2)}
     assert steps == [0, 1] * 4
     assert printed.count("\n") == 2 + 2

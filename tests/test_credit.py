@@ -63,11 +63,11 @@ def weights_of(method: str, batch: Batch, **changes) -> torch.Tensor:
     return effective_weights(assign(method, batch, **changes), batch.advantages, batch.mask)
 
 
-def pair(entropies: list[float], log_probs: list[float] | None = None) -> Batch:
+def pair(entropies: list[float]) -> Batch:
     """A right and a wrong rollout of equal tokens."""
-    values = torch.tensor([entropies, log_probs or entropies])[:, None].expand(-1, 2, -1)
-    rollouts = rollouts_like(torch.ones(values.shape[1:]).bool())
-    return batch_of(torch.tensor([1.0, 0]), rollouts, 2, entropies=values[0], log_probs=values[1])
+    values = torch.tensor([entropies] * 2)  # (2, T)
+    rollouts = rollouts_like(torch.ones_like(values).bool())
+    return batch_of(torch.tensor([1.0, 0]), rollouts, 2, entropies=values)
 
 
 def with_rewards(batch: Batch, rewards: list[float]) -> Batch:
@@ -87,22 +87,22 @@ def told(scored_once) -> Told:
 
 @pytest.fixture(scope="module")
 def scored_once() -> Told:
-    """Of problems of two lines."""
+    """With a process reward model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(methods.reward_model, "score_steps", score_lines)
-        yield worked_responses(2)
+        yield worked_responses()
 
 
-def worked_responses(lines: int) -> Told:
+def worked_responses() -> Told:
     """Two groups of four worked responses, scored by a tiny model with a trained adapter.
 
-    All responses of the second group are wrong.
+    Problems have two lines. All responses of the second group are wrong.
     """
     model = toy.make_model(2, seed=1).eval()
     tokenizer = toy.make_tokenizer()
     torch.manual_seed(0)
     add_adapter(model, std=0.1)
-    words = ["--toy-lines", str(lines), "--heldout", "8", "--eval-groups", "8"]
+    words = "--toy-lines 2 --heldout 8 --eval-groups 8".split()
     _, task, _ = make_task(config_from(words), tokenizer, 512)
     problems = task.train[:2]
     asked = [problems[0]] * 4 + [problems[1]] * 4

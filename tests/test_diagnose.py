@@ -29,7 +29,7 @@ from harness import files, models
 from harness.config import PAPER_RECIPE, with_values
 from rewards import Verdict
 from studies import diagnose, figures, page, prefixes
-from studies.advantages import jackknife_half, measure_place
+from studies.advantages import changes_of, jackknife_half, measure_place
 from studies.prefixes import SPANS, Prefixes
 from tasks import toy
 from tasks.errors import BadInput
@@ -220,6 +220,12 @@ def test_an_auc_s_interval_is_the_jackknife_s():
     assert place["auc_half"] == pytest.approx(half, rel=1e-4)
     assert place["auc_matched_half"] > 0
     assert np.isnan(jackknife_half(pd.Series([0.5])))
+
+
+def test_a_changed_setting_leaves_the_given_options():
+    """SHEAR with `pool=mean` has it with every other distance, too."""
+    credit, _ = changes_of(Shear(), ("pool=mean",))["distance mmd"]
+    assert credit.method_option == ("pool=mean", "distance=mmd")
 
 
 def test_shares_of_weight_before_on_and_after_the_step():
