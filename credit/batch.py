@@ -39,7 +39,6 @@ class Context:
     tokenizer: PreTrainedTokenizerBase
     task: Task
     shear: Shear
-    steps: int  # length of the run
     seed: int
     temperature: float  # at which the policy sampled
     micro_tokens: int  # tokens per forward pass

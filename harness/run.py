@@ -108,7 +108,6 @@ def make_context(
         task=task,
         shear=config.shear,
         seed=config.seed,
-        steps=config.optimisation.steps,
         temperature=config.sampling.temperature,
         micro_tokens=config.optimisation.micro_tokens,
         hooks=hooks,

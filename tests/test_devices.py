@@ -131,8 +131,8 @@ LEFT_ON_THE_CPU = [  # where, by which functions, and the method whose step meet
     ("grpo", "zeros tensor", "grpo"), ("credit.batch", "tensor", "grpo"),
     ("shear", "tensor arange", "shear"), ("lab.fast.race", "arange", "shear"),
     ("sinkhorn", "arange", "shear reading=cost"), ("credit.ablations", "empty", "shear reading=cost"),
-    ("credit.batch", "full", "oracle"), ("credit.measures", "arange", "oracle"), ("credit.values", "arange", "kgae"),
-    ("credit.salience", "zeros", "oar-p"), ("credit.salience", "zeros arange", "attention"),
+    ("credit.batch", "full", "oracle"), ("credit.measures", "arange", "oracle"),
+    ("credit.salience", "zeros", "oar-p"), ("credit.salience", "zeros", "opo"),
 ]  # fmt: skip
 
 

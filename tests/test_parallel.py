@@ -38,7 +38,7 @@ FLAGS = "--task embedded --toy-lines 2 --prompts-per-step 6 --rollouts-per-promp
 FLAGS += "--lr 1e-3 --micro-tokens 256".split()
 TINY = [*RUN_FLAGS, *"--seed 1 --use lab.tools.dynamic:rounds=2".split()]
 CASES = {
-    "attention": ["--method", "attention"],
+    "own pass": ["--method", "opo"],
     "replicas": ["--method", "shear", "--shard-over", "1", "--recompute"],
     "adapter": ["--method", "arca", "--use", "lab.tools.lora:rank=2", "--lr", "1e-2"],
     "experts": ["--method", "grpo", "--use", "lab.tools.lora:rank=2", "--lr", "1e-2"],
@@ -200,7 +200,7 @@ def test_what_ranks_share_and_gather(two):
     assert seen["gathered"] == [[0, 0], [1, 1]] and seen["total"] == {"a": 2, "b": 1}
     assert seen["shares"] == [[0, 1], [2, 3, 4]]
     assert seen["folders"] == ["of-0", "of-0"]
-    assert seen["attention"]["checksum"] != seen["replicas"]["checksum"]
+    assert seen["own pass"]["checksum"] != seen["replicas"]["checksum"]
     assert "rank 0: sampling and trained weights differ" in seen["differs"]
 
 

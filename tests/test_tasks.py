@@ -117,14 +117,15 @@ def test_a_training_task_refuses_copies_and_says_how_answers_are_read(qwen, tmp_
 
 
 @pytest.mark.parametrize(
-    "method, context, dropped", [("grpo", 259, 1), ("rlsd", 259, 2), ("hsd", 268, 2)]
+    "method, context, dropped", [("grpo", 259, 1), ("rlsd", 259, 2), ("sdpo", 268, 1)]
 )
 def test_prompts_that_leave_no_room_are_dropped_and_counted(
     method, context, dropped, qwen, tmp_path
 ):
     """Prompts of more than 250 tokens are dropped, where a token is a byte.
 
-    One has 300 letters; one has 100 and is dropped where its answer of 60 is told. hsd tells more.
+    One has 300 letters; one has 100 and is dropped where its answer of 60 is told. sdpo shows a
+    response, which takes room, too.
     """
     long = [{"problem": "x" * 300, "answer": "1"}, {"problem": "x" * 100, "answer": "1" * 60}]
     words = f"--max-tokens 9 --heldout 2 --eval-groups 2 --template chat --method {method}"
@@ -142,7 +143,7 @@ def test_prompts_that_leave_no_room_are_dropped_and_counted(
     [
         ("", (7, 31, 31, 256)),
         ("--heldout 6 --max-tokens 9", (6, 32, 32, 9)),
-        ("--method hsd", (7, 31, 31, 170)),
+        ("--method sdpo", (7, 31, 31, 170)),
         ("--prompts-per-step 8", (7, 8, 8, 256)),
         ("--prompts-per-update 4", (7, 28, 4, 256)),
         ("--prompts-per-step 24 --heldout 18", (18, 24, 24, 256)),

@@ -6,6 +6,7 @@ import pandas as pd
 from scipy import stats
 
 from harness import tables
+from lab.records.archived import marked
 from lab.studies import compare
 
 FOLDER = Path(__file__).parent
@@ -59,7 +60,7 @@ for policy, own in rows.groupby("policy", sort=False):
     means["below"] = own[own["D"] < 0].groupby("arm").size()
     lines = []
     for arm, row in means.sort_values("D", ascending=False).iterrows():
-        line = {"arm": arm, "cos": f"{row['cos']:.3f}", "D": f"{row['D']:+.3f}"}
+        line = {"arm": marked(arm), "cos": f"{row['cos']:.3f}", "D": f"{row['D']:+.3f}"}
         line |= {"seeds below": f"{row['below']:.0f}".replace("nan", "0")}
         line |= {"direction": f"{row['direction']:.2f}", "rollouts": f"{row['ratio']:.1f}"}
         line["D of the curve"] = f"{recorded[arm]:+.3f}" if arm in recorded else ""

@@ -17,6 +17,7 @@ import pandas as pd
 from scipy import stats
 
 from harness import files, tables
+from lab.records.archived import marked
 from lab.studies.compare import with_interval
 
 PATH = Path(__file__).with_name("compare.jsonl")
@@ -34,7 +35,7 @@ for rule in confirm.index.unique("rule").drop("grpo"):
     half = stats.norm.ppf(0.95) * np.sqrt(np.sum(errors**2)) / seeds
     lines.append(
         {
-            "method": rule,
+            "method": marked(rule),
             "D": with_interval(pd.Series(by_seed)),
             "p": stats.ttest_1samp(by_seed, 0).pvalue,
             "step noise": f"±{half:.3f}",

@@ -15,12 +15,15 @@ import pandas as pd
 from scipy import stats
 
 from harness import files, tables
+from lab.records.archived import marked
 from lab.studies import compare, diagnose, figures
 
 RECORDS = Path(__file__).parent
 ARMS = ["grpo", "shear", "position", "grpo-wrong-.39"]
 
 where_credit_goes = files.read_settings(RECORDS / "real-weights.json")
+places = {marked(name): place for name, place in where_credit_goes["methods"].items()}
+where_credit_goes["methods"] = places
 at_equal_position = files.read_settings(RECORDS / "real-weights-places.json")
 paper_figures = files.read_settings(RECORDS / "real-weights-figures.json")
 for lines in (

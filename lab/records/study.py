@@ -13,6 +13,7 @@ import pandas as pd
 from scipy import stats
 
 from harness import files, tables
+from lab.records.archived import marked
 from lab.studies.advantages import half_width
 from lab.studies.compare import mean_of, with_interval
 
@@ -99,7 +100,7 @@ def comparison(name: str) -> list[dict[str, str]]:
     grpo = {cell: f"{outcome_of(cell, 'grpo', name).mean():.3f}" for cell in CELLS}
     table = [{name: "grpo"} | grpo]
     for rule, other in PAIRS:
-        line = {name: f"{rule} - {other}"}
+        line = {name: f"{marked(rule)} - {other}"}
         for cell in CELLS:
             more = outcome_of(cell, rule, name) - outcome_of(cell, other, name)
             line[cell] = with_interval(more).split(",")[0] if more.notna().any() else ""
@@ -113,7 +114,7 @@ def learning_rates() -> list[dict[str, str]]:
     for cell in CELLS:
         for rule in RULES:
             curves = curves_of("tune", cell, rule)
-            line = {"cell": cell, "rule": rule}
+            line = {"cell": cell, "rule": marked(rule)}
             for rate, curve in curves.items():
                 line[f"{rate:g}"] = f"{curve:.3f}"
             if len(curves):
@@ -137,7 +138,7 @@ def correlations() -> list[dict[str, str]]:
     """Of each rule's credit with the true advantages of lines, corrected for noise; two seeds."""
     table = []
     for rule in RULES:
-        line = {"rule": rule}
+        line = {"rule": marked(rule)}
         for cell in CELLS:
             own = trials[(trials["stage"] == "advantages") & (trials["cell"] == cell)]
             found = [

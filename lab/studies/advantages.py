@@ -1,41 +1,17 @@
-"""Credit against the truth: true token advantages, line by line, and true first errors.
+"""Credit against the truth: how well its weights find the true first error, for `studies.diagnose`.
 
-    measure(...)        how well credit agrees with true advantages, for `lab.studies.compare`
-    against_truth(...)  how well its weights find the first error, for `lab.studies.diagnose`
+How well do weights tell a wrong rollout's tokens from its first error on from those before it, and
+how far off does the largest weight lie (`measures.localisation`, `peak`)? For every credit method
+that gives weights, and for SHEAR with one option changed at a time. Intervals are 90% jackknife
+intervals over 20 sets of groups.
 
-Credit methods guess from one verdict per rollout what each token contributed. For the line of
-tokens s to e that is
-
-    a = V(e) - V(s)
-
-where V(t) is the policy's chance of a right answer after the first t tokens. V after the last token
-is the rollout's own verdict. Any other V is estimated by p, the mean verdict of K fresh
-continuations, with the same temperature and limit of the whole response, so a_hat = a + noise.
-The verdicts' sample variance over K, p (1 - p) / (K - 1), is an unbiased estimate of p's variance;
-a line's noise variance is the sum over its two ends. A line's credit c is the mean token advantage
-of its tokens. Over all lines of the groups with right and wrong rollouts,
-
-    r = corr(c, a_hat)     reliability = (var(a_hat) - mean noise variance) / var(a_hat)
-    corrected = r / sqrt(reliability)
-
-The correction is valid because the noise of fresh continuations is independent of credit and of the
-advantage.
-
-First errors: how well weights tell a wrong rollout's tokens from its first error on from those
-before it, and how far off the largest weight lies (`measures.localisation`, `peak`), for every
-credit method that gives weights and for SHEAR with one option changed at a time. Intervals are 90%
-jackknife intervals over 20 sets of groups.
-
-Left out: advantages on other tasks than the embedded one, and of single tokens; the samples, of
-which only the numbers are kept; methods whose weights need a trained adapter, which no saved model
-has (`lora.save_merged` merges it).
+Left out: methods whose weights need a trained adapter, which no saved model has (`lora.save_merged`
+merges it).
 """
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, pairwise
 
 import pandas as pd
 import torch
@@ -54,16 +30,7 @@ from credit.rules import assign_credit
 from credit.settings import Credit, Shear
 from grpo import cat_padded
 from harness.config import with_values
-from harness.run import Run, seed_of
 from lab.studies.needs import WITH_ADAPTER, WITH_MODEL
-from lab.studies.prefixes import (
-    Prefixes,
-    context_at_start,
-    continue_prefixes,
-    sample_group,
-    score_group,
-)
-from tasks.toy import SYMBOL
 
 FOLDS = 20  # sets of groups that the jackknife leaves out in turn; no group is split
 
@@ -73,85 +40,6 @@ def weights_of(batch: Batch, context: Context, credit: Credit) -> Tensor:
     torch.manual_seed(context.seed)
     credited = assign_credit(batch, context, credit)  # (G, T)
     return effective_weights(credited, batch.advantages, batch.mask)
-
-
-# ---- true advantages -----------------------------------------------------------------------------
-
-
-def measure(run: Run, problems: list[dict], methods: dict[str, Credit], continuations: int) -> dict:
-    """`agreement` of each method's credit with true advantages, on rollouts to these problems.
-
-    `methods` has each method's settings by its name. Random numbers depend on the seed and the
-    problem's number alone.
-    """
-    context = context_at_start(run)
-    lines = []
-    for index, problem in enumerate(tqdm(problems, "groups", leave=False, disable=None)):
-        torch.manual_seed(seed_of(run.config.seed, index))
-        group = sample_group(run, problem)
-        if not group.mixed:
-            continue
-        ends = []
-        for text, ids in zip(group.texts, group.responses, strict=True):
-            ends.append(line_ends(text, len(ids))[:-1])
-        group = continue_prefixes(run, replace(group, ends=ends), continuations)
-        batch = score_group(group, context)
-        weights = {name: weights_of(batch, context, credit) for name, credit in methods.items()}
-        lines += line_stats(group, batch.advantages, weights)
-    return {"lines": len(lines), "methods": agreement(lines, list(methods))}
-
-
-def line_ends(text: str, length: int) -> list[int]:
-    """0, and where each line of a response ends, in tokens.
-
-    A symbol is one token. The last line ends with the response, at `length`, the stop token
-    included.
-    """
-    sizes = [len(SYMBOL.findall(line)) for line in text.splitlines(keepends=True)]
-    return [0, *accumulate(sizes[:-1]), length]
-
-
-def value_of(scores: list[float | None]) -> tuple[float, float]:
-    """V, the mean of the continuations' scores, and the estimated variance of its error.
-
-    The variance is NaN for fewer than two scores.
-    """
-    graded = pd.Series(scores, dtype=float)  # None becomes NaN, which does not count
-    return graded.mean(), graded.sem() ** 2
-
-
-def line_stats(group: Prefixes, advantages: Tensor, weights: dict[str, Tensor]) -> list[dict]:
-    """Per line of graded rollouts "advantage", "noise" and, by its name, each method's credit.
-
-    "noise" is the variance of the advantage's error. A line is left out if that is not known.
-    """
-    lines = []
-    for row, score in enumerate(group.scores):
-        if score is None:
-            continue
-        ends = [*group.ends[row], len(group.responses[row])]
-        values = [*map(value_of, group.continued[row]), (score, 0.0)]
-        places = zip(ends, values, strict=True)
-        for (start, (before, noise)), (end, (after, end_noise)) in pairwise(places):
-            line = {"advantage": after - before, "noise": end_noise + noise}
-            for name, of_tokens in weights.items():
-                line[name] = of_tokens[row, start:end].mean().item() * advantages[row].item()
-            if not math.isnan(line["noise"]):
-                lines.append(line)
-    return lines
-
-
-def agreement(lines: list[dict], methods: list[str]) -> dict[str, dict[str, float]]:
-    """Each method's "r", "corrected" r and "reliability"; not finite where not defined."""
-    table = pd.DataFrame(lines, columns=["advantage", "noise", *methods], dtype=float)
-    r = table[methods].corrwith(table["advantage"])
-    reliability = 1 - table["noise"].mean() / table["advantage"].var(ddof=0)
-    corrected = r / max(reliability, 0.0) ** 0.5
-    values = pd.DataFrame({"r": r, "corrected": corrected, "reliability": reliability})
-    return values.to_dict("index")
-
-
-# ---- the first error -----------------------------------------------------------------------------
 
 
 def against_truth(
@@ -181,7 +69,7 @@ def against_truth(
     measured = []
     for name in methods:
         lacks_model = name in WITH_MODEL and "prm" not in context.kept
-        if lacks_model or name in WITH_ADAPTER or (name == "scapo" and not context.task.rephrase):
+        if lacks_model or name in WITH_ADAPTER:
             print(f"left out: {name} against the truth: the run lacks what it needs")
         else:
             measured.append(("methods", name, Credit(name), shear))

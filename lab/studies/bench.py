@@ -1,19 +1,15 @@
-"""Time and error of SHEAR's distances beside those of its "peers", POT and GeomLoss.
+"""Time and error of SHEAR's distances beside those of its "peers": `sinkhorn.py` alone, and POT.
 
-    python -m lab.studies.bench                                          # random walks
-    python -m lab.studies.bench --task embedded --model runs/NAME/start  # and the states of a model
-    python -m lab.studies.bench --model PATH --data problems.jsonl       # the same on other problems
+    python -m lab.studies.bench
     python -m lab.studies.bench --tokens 300 1000 3000 --width 896 3584 --group 8 16 --pairs 4096
 
-Random walks stand for hidden states; the sizes of the last command are for a GPU. Of a model the
-states of one group of right and wrong rollouts are taken. Other flags are those of train.py.
+Random walks stand for hidden states; the sizes of the second command are for a GPU.
 
 Ours is what training calls, from hidden states to token weights; most of its time goes into
-`lab.fast.race` and `lab.fast.distances`. Peers get pairs of full spans with ready-made costs
-(GeomLoss gets states), in batches as large as ours. They solve at most `--pairs` pairs of 100 x 100
-tokens, more if pairs are smaller, and loops at most `LOOPED`; their seconds are scaled to all
-pairs. This favours peers, whose seconds include no token weights and, except for GeomLoss, no
-costs.
+`fast.race` and `fast.distances`. Peers get pairs of full spans with ready-made costs, in batches as
+large as ours. They solve at most `--pairs` pairs of 100 x 100 tokens, more if pairs are smaller,
+and loops at most `LOOPED`; their seconds are scaled to all pairs. This favours peers, whose seconds
+include neither costs nor token weights.
 
 Each round measures every solver, so a drift of the machine affects all alike. Ratios are taken
 within a round; the table has their median (lowest-highest). Errors are the largest relative errors
@@ -24,33 +20,39 @@ Left out: the solvers' use of memory; exact transport, which is another problem.
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from harness.config import Counts, GroupSizes, parse_study
+from harness.config import Counts, GroupSizes, Machine, read_flags
 from tasks.settings import Count
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Time SHEAR's distances beside POT and GeomLoss; under a minute on a CPU.
-
-    With --model and other flags of train.py, also on the states of a group of this model's.
-    """
+    """Time SHEAR's distances beside POT's; under a minute on a CPU."""
 
     tokens: Counts = (300,)
-    """Tokens of synthetic responses."""
+    """Tokens of a response."""
     width: Counts = (896,)
-    """Width of synthetic states."""
+    """Width of the states."""
     group: GroupSizes = (8,)
-    """Rollouts of a synthetic group."""
+    """Rollouts of a group."""
     pairs: Count = 256
     """Maximum number of pairs of 100 x 100 tokens that a peer solves; more if they are smaller."""
     rounds: Count = 3
     """Number of times that each solver is measured."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; auto: cuda if available."""
+
+
+def parse_bench(argv: Sequence[str] | None = None) -> Bench:
+    """This command's flags."""
+    return read_flags(Bench, argv, prog="python -m lab.studies.bench")
 
 
 if __name__ == "__main__":
-    parse_study(Bench)  # --help and wrong flags end here: the imports below take seconds
+    parse_bench()  # --help and wrong flags end here: the imports below take seconds
 
 import datetime
 import itertools
@@ -60,22 +62,16 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import geomloss
 import ot.batch
 import pandas as pd
 import torch
 from torch import Tensor
 
 from credit.settings import Shear
-from grpo import to_padded
 from harness import tables
-from harness.command import resolve, run_command
-from harness.config import TrainConfig, parse_train
-from harness.load import load_run
-from harness.run import Ranks
+from harness.command import resolve_machine, run_command
 from lab.fast.distances import CHUNK_ENTRIES, token_distances
 from lab.fast.race import race
-from lab.studies import prefixes
 from shear import Side, Spans, closest_spans, mean_norm, shear_weights, two_sides
 from sinkhorn import sinkhorn
 from tasks.errors import BadInput
@@ -90,18 +86,15 @@ TRUE_TOL = 1e-7
 
 @run_command(memory="lower --tokens, --width or --group", interrupted="interrupted")
 def main(argv: list[str] | None = None) -> None:
-    """Print a table for a group of the model's, if there is one, and one per synthetic group."""
-    flags, others = parse_study(Bench, argv)
-    config = resolve(parse_train(others))
+    """Print a table per group."""
+    flags = parse_bench(argv)
     # POT warns that it has not converged, which the table's errors show
     warnings.simplefilter("ignore")
-    device = torch.device(config.machine.device)
+    device = torch.device(resolve_machine(Machine(flags.device)).device)
     hardware = f"CPU, {torch.get_num_threads()} threads"
     if device.type == "cuda":
         hardware = torch.cuda.get_device_name(device)
     print(f"{hardware}, float32, torch {torch.__version__}, {datetime.date.today()}")
-    if config.model:
-        print_table(group_of_step(config, device), flags)
     for group_size, width, tokens in itertools.product(flags.group, flags.width, flags.tokens):
         print_table(synthetic(group_size, width, tokens, device), flags)
 
@@ -136,35 +129,15 @@ def synthetic(group_size: int, width: int, tokens: int, device: torch.device) ->
     return Group(name, hidden, mask, correct)
 
 
-def group_of_step(config: TrainConfig, device: torch.device) -> Group:
-    """The first mixed group of rollouts to held-out problems; raises BadInput if there is none."""
-    run = load_run(config, Ranks(0, 1, device))
-    torch.manual_seed(config.seed)
-    for problem in run.context.task.heldout:
-        group = prefixes.sample_group(run, problem)
-        if group.mixed:
-            batch = prefixes.score_group(group, prefixes.context_at_start(run))
-            hidden = to_padded(batch.states, batch.mask)  # (G, T, d)
-            spans = Shear(config.shear.window, config.shear.stride)
-            sizes = "G {}, T {:,}, d {:,}".format(*hidden.shape)
-            return Group(f"{config.model}, {sizes}", hidden, batch.mask, batch.correct, spans)
-    raise BadInput(f"--model {config.model}: no group has right and wrong rollouts; give another")
-
-
-# ---- peers: functions from Pairs to values (P,), of Eq. (10) or of the solver's own problem ------
+# ---- peers: functions from Pairs to values (P,) of Eq. (10) --------------------------------------
 
 
 class Pairs(NamedTuple):
-    """P pairs of spans: costs, masses a and b, and states; costs and states are in units of nbar.
-
-    The states are for GeomLoss, which computes costs itself.
-    """
+    """P pairs of spans: costs in units of nbar, masses a and b."""
 
     costs: Tensor  # (P, n, m) float32
     a: Tensor  # (P, n)
     b: Tensor  # (P, m)
-    x: Tensor  # (P, n, d)
-    y: Tensor  # (P, m, d)
 
     def take(self, rows: slice) -> "Pairs":
         """Some of the pairs."""
@@ -203,12 +176,6 @@ def pot_solve(costs: Tensor, a: Tensor, b: Tensor) -> Tensor:
     ).value
 
 
-def geomloss_batch(pairs: Pairs) -> Tensor:
-    """GeomLoss on the pairs' states, annealed to the same eps."""
-    loss = geomloss.SamplesLoss("sinkhorn", p=1, blur=EPS, debias=False, backend="tensorized")
-    return loss(pairs.a, pairs.x, pairs.b, pairs.y)
-
-
 def in_batches(solve: Callable[[Pairs], Tensor], pairs: Pairs) -> Tensor:
     """Solve the pairs in batches as large as ours.
 
@@ -225,7 +192,6 @@ PEERS: dict[str, Callable[[Pairs], Tensor]] = {
     "every pair, sinkhorn.py": plain_sinkhorn,
     "POT `ot.batch.solve_batch`, 50 iterations": pot_batch,
     "POT `ot.solve`, a loop": partial(one_by_one, pot_solve),
-    "GeomLoss `SamplesLoss`, tensorized": geomloss_batch,
 }
 
 
@@ -237,9 +203,7 @@ def full_pairs(right: Side, wrong: Side, count: int) -> Pairs:
     j = wrong.spans.tokens[l]  # (P, m)
     nbar = mean_norm(torch.cat([right.states, wrong.states]))
     costs = token_distances(right.states, wrong.states)[i[:, :, None], j[:, None]]  # (P, n, m)
-    x = right.states[i].float() / nbar  # (P, n, d)
-    y = wrong.states[j].float() / nbar  # (P, m, d)
-    return Pairs(costs / nbar, right.spans.mass[k], wrong.spans.mass[l], x, y)
+    return Pairs(costs / nbar, right.spans.mass[k], wrong.spans.mass[l])
 
 
 # ---- measuring -----------------------------------------------------------------------------------

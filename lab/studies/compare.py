@@ -2,7 +2,7 @@
 
     python -m lab.studies.compare --steps 20               # all arms that the embedded task allows
     python -m lab.studies.compare --arms grpo shear first  # some of them
-    python -m lab.studies.compare --arms shear "half: grpo+shear --method-option share=.5"
+    python -m lab.studies.compare --arms shear "wrong: scaled --method-option negative=.5"
     python -m lab.studies.compare --arms grpo shear --model PATH --data problems.jsonl
     python -m lab.studies.compare runs/A runs/B            # trains nothing
 
@@ -12,14 +12,13 @@ An arm is a method, or a name, a colon and a method with flags of train.py. `she
 of=shear mean1=yes` and `grpo-wrong-.12: scaled --method-option negative=.12` are controls, because methods
 differ in the size of their steps and in how much they punish. All arms are compared with `grpo`.
 
-A trial is an arm, a learning rate and a seed. Three stages run one after the other. `tune` tries
+A trial is an arm, a learning rate and a seed. Two stages run one after the other. `tune` tries
 half, one and two times the task's `--lr` (adapters: ten times that) on two seeds, and further rates
 while the best lies at an end, or only `--rates`. `confirm` trains each arm at its best rate on
-`--seeds`. On the embedded task, `advantages` measures true token advantages at the start. All arms
-of a seed start from the same model and see the same problems. Finished trials are appended to
-`--rows`. So the same command continues where it was interrupted, and prints the table when no trial
-is missing. Other flags of train.py make another task, whose trials may go to the same file. No
-trial is added to an arm whose trials were made by other code or with other flags.
+`--seeds`. All arms of a seed start from the same model and see the same problems. Finished trials
+are appended to `--rows`. So the same command continues where it was interrupted, and prints the
+table when no trial is missing. Other flags of train.py make another task, whose trials may go to
+the same file. No trial is added to an arm whose trials were made by other code or with other flags.
 
 The table has means over all seeds of the file. D is the mean difference from GRPO, paired by seed,
 with its 90% interval (Student's t) and the number of seeds on which it is positive:
@@ -27,7 +26,6 @@ with its 90% interval (Student's t) and the number of seeds on which it is posit
     held out         accuracy on `--heldout` (256) problems after training, sampled as in training
     AUC              of the weights against the true first error, before / after training
     wrong step       AUC of the wrong step against all other tokens, before / after training
-    correlation      of credit with true token advantages at the start, corrected for their noise
     weight, share    mean weight of tokens, and the share of them that it is spread over
 
 Left out: several GPUs, and process reward models outside the embedded task: run train.py for these;
@@ -55,9 +53,9 @@ import tyro
 
 from credit.rules import RULES
 from harness.config import PathFlag, Seeds, Texts, parse_study
-from lab.studies.needs import MADE, WITH_ADAPTER, WITH_MODEL
+from lab.studies.needs import MADE, WITH_ADAPTER
 from tasks.errors import BadInput
-from tasks.settings import TASKS, Count, number, several
+from tasks.settings import Count, number, several
 
 TUNING = (100, 101)  # seeds
 ARMS = [
@@ -117,18 +115,16 @@ from harness.load import give_lessons, load_run
 from harness.run import Run, seed_of
 from harness.sampling import sample_and_grade
 from lab.studies import figures
-from lab.studies.advantages import half_width, measure
+from lab.studies.advantages import half_width
 from rewards import rewards_of
 
 # Flags of train.py that trials set themselves, and those that all arms of a task share.
 OURS = "seed lr name out resume"
-SHARED = "task model data template toy_lines toy_width warmup_steps heldout smoke"
+SHARED = "task model data template toy_lines toy_width warmup_steps heldout"
 LOWEST, HIGHEST = 1 / 8, 8  # bounds of a grid's rates, as multiples of its middle
 HELDOUT = 256  # problems, if --heldout is not given
 ROOT = Path(__file__).parents[2]
 CODE = "*.py", *(f"{room}/**/*.py" for room in "credit grading harness lab tasks".split())
-GROUPS, CONTINUATIONS = 16, 16  # for measuring true token advantages
-CREDIT = {"method", "method_option"}  # flags that change credit alone
 
 
 class Cell(NamedTuple):
@@ -157,7 +153,7 @@ class Trial(NamedTuple):
 OUTCOMES = (
     "curve sampled weight_mean ess before.auc after.auc before.auc_step after.auc_step".split()
 )
-COLUMNS = [*Trial._fields, *OUTCOMES, "code", "rewards", "advantages.methods"]
+COLUMNS = [*Trial._fields, *OUTCOMES, "code", "rewards"]
 
 
 @run_command(memory="lower --jobs or --micro-tokens")
@@ -173,8 +169,6 @@ def main(argv: list[str] | None = None) -> None:
     if len(stages["confirm"]) < 2 or set(flags.seeds) & set(tuning):
         given = " ".join(map(str, flags.seeds))
         raise BadInput(f"--seeds {given}: give two or more, and none of --tuning-seeds")
-    if TASKS[config.task].makes_model:
-        stages["advantages"] = tuning
     arms = allowed_arms(flags.arms, others)
     cell = Cell(shlex.join(others), arms, tuning, sorted(set(flags.rates)))
     flags.rows.parent.mkdir(parents=True, exist_ok=True)
@@ -285,10 +279,8 @@ def missing_trials(
 ) -> list[Trial]:
     """The trials of a stage that have not run; `trials` has those that have."""
     ran = set(trials[list(Trial._fields)].itertuples(index=False, name=None))
-    # at the start one trial has the credit of all arms
-    arms = ["grpo"] if stage == "advantages" else cell.arms
     wanted = []
-    for arm in arms:
+    for arm in cell.arms:
         for lr in rates_of(stage, cell, arm, trials):
             wanted += [Trial(stage, cell.flags, seed, name_of(arm), lr) for seed in seeds]
     return [trial for trial in wanted if trial not in ran]
@@ -301,8 +293,6 @@ def rates_of(stage: str, cell: Cell, arm: str, trials: pd.DataFrame) -> Sequence
         return [curves.idxmax()]
     config = settings_of(arm, shlex.split(cell.flags))
     middle = config.optimisation.lr
-    if stage == "advantages":
-        return [middle]
     # adapters need ten times the rate of the whole model
     return cell.rates or grid(
         10 * middle if "lab.tools.lora" in " ".join(config.use) else middle, curves
@@ -358,12 +348,12 @@ def run_from_one_start(cell: Cell, path: Path, trials: list[Trial]) -> None:
             words += ["--name", str(number), "--out", out]
             config = settings_of(arms[trial.rule], words)
             with contextlib.redirect_stdout(io.StringIO()):
-                result = run_trial(config, trial.stage, cell)
+                result = run_trial(config, trial.stage)
             code = code_of(arms[trial.rule])
             files.append_rows(path, [trial._asdict() | {"code": code} | result])
 
 
-def run_trial(config: TrainConfig, stage: str, cell: Cell) -> dict:
+def run_trial(config: TrainConfig, stage: str) -> dict:
     """What a stage measures in a run without checkpoints."""
     ranks = fsdp.join(config.machine.device, config.machine.threads)
     try:
@@ -371,8 +361,6 @@ def run_trial(config: TrainConfig, stage: str, cell: Cell) -> dict:
         with open_folder(run):
             give_lessons(run)
             fsdp.shard(run)
-            if stage == "advantages":
-                return advantages_of(run, cell)
             return train_only(run) if stage == "tune" else confirm(run)
     finally:
         fsdp.leave()
@@ -407,22 +395,6 @@ def confirm(run: Run) -> dict:
     }
 
 
-def advantages_of(run: Run, cell: Cell) -> dict:
-    """Measure each arm's credit against true advantages at the start.
-
-    Arms that need another model, or differ in more than credit, are left out.
-    """
-    arms = {}
-    for arm in cell.arms:
-        credit = settings_of(arm, shlex.split(cell.flags)).credit
-        if credit.method not in WITH_MODEL | WITH_ADAPTER and CREDIT.issuperset(
-            given_flags(words_of(arm))
-        ):
-            arms[name_of(arm)] = credit
-    heldout = run.context.task.heldout[:GROUPS]
-    return {"advantages": measure(run, heldout, arms, CONTINUATIONS)}
-
-
 # ---- the table -----------------------------------------------------------------------------------
 
 
@@ -447,8 +419,6 @@ def table_of(trials: pd.DataFrame, cell: Cell) -> list[dict[str, str]]:
     """A line per arm."""
     # each arm's best rate
     rates = {name_of(arm): mean_curves(cell, arm, trials).idxmax() for arm in cell.arms}
-    # per seed, arm -> how its credit agrees with true advantages
-    at_start = trials_of(trials, "advantages", cell.flags, "grpo")["advantages.methods"]
     at_own_rate = trials[trials["lr"] == trials["rule"].map(rates)]
     of_grpo = outcomes_of(at_own_rate, cell.flags, "grpo")
     table = []
@@ -461,9 +431,6 @@ def table_of(trials: pd.DataFrame, cell: Cell) -> list[dict[str, str]]:
             line[f"D, {title}"] = "" if name == "grpo" else with_interval(more[outcome])
         for title, auc in (("AUC", "auc"), ("wrong step", "auc_step")):
             line[title] = f"{mean_of(own[f'before.{auc}'])} / {mean_of(own[f'after.{auc}'])}"
-        if len(at_start):  # which only the embedded task has
-            corrected = [methods.get(name, {}).get("corrected") for methods in at_start]
-            line["correlation"] = mean_of(pd.Series(corrected, dtype=float))
         line["weight"] = mean_of(own["weight_mean"])
         line["share"] = mean_of(own["ess"])
         table.append(line)

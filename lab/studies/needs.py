@@ -7,7 +7,7 @@ from lab.rules import adapter, prm
 WITH_MODEL = {name for name, rule in RULES.items() if rule.prepare is prm.load}
 WITH_ADAPTER = {name for name, rule in RULES.items() if rule.prepare is adapter.needs_adapter}
 # Rules that are made of others: their arms have to name these.
-MADE = {"scaled", "mix"}
+MADE = {"scaled"}
 
 
 def weighs(name: str) -> bool:

@@ -21,7 +21,7 @@ from builders.small_models import save_model
 from scipy import stats
 
 import train
-from harness import files, tables
+from harness import files
 from harness.command import resolve
 from lab.studies import compare, figures
 from lab.studies.compare import Cell, Trial
@@ -40,8 +40,7 @@ def in_this_process(monkeypatch):
     here = SimpleNamespace(Pool=lambda jobs: pool)
     monkeypatch.setattr(multiprocessing, "get_context", lambda method: here)
     monkeypatch.setattr(compare, "grid", lambda middle, curves: [middle])
-    for name, size in dict(HELDOUT=8, GROUPS=2, CONTINUATIONS=2).items():
-        monkeypatch.setattr(compare, name, size)
+    monkeypatch.setattr(compare, "HELDOUT", 8)
 
 
 def table(folder, lines: list[dict]) -> pd.DataFrame:
@@ -73,20 +72,17 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed(tmp_path
     """
     lines = files.read_lines(RECORDS / "compare.jsonl")
     seeds = (100, 101)
-    cell = Cell("--steps 20", ["grpo", "kgae", "arca-lora: arca --lora-rank 16"])
+    cell = Cell("--steps 20", ["grpo", "position", "arca-lora: arca --lora-rank 16"])
     lines.append(lines[0] | {"stage": "tune", "cell": "--steps 3", "lr": 5e-5, "rewards": [0.9]})
     lines.append(lines[-2] | {"stage": "confirm", "seed": 77})
     rows = table(tmp_path, lines)
     assert not compare.missing_trials("tune", rows, cell, seeds)
-    gone = Trial("tune", cell.flags, 101, "kgae", 2e-4)
-    without = rows.query("not (rule == 'kgae' and seed == 101 and lr == 2e-4)")
+    gone = Trial("tune", cell.flags, 101, "position", 2e-4)
+    without = rows.query("not (rule == 'position' and seed == 101 and lr == 2e-4)")
     assert compare.missing_trials("tune", without, cell, seeds) == [gone]
-    assert set(compare.mean_curves(cell, "kgae", without).index) == {5e-5, 1e-4, 4e-4}
+    assert set(compare.mean_curves(cell, "position", without).index) == {5e-5, 1e-4, 4e-4}
     confirmed = [trial.lr for trial in compare.missing_trials("confirm", rows, cell, [9])]
     assert confirmed == [2e-4, 2e-4, 2e-3]
-    assert not compare.missing_trials("advantages", rows, cell, seeds)
-    of_advantages = compare.missing_trials("advantages", rows, cell, [7, 8])
-    assert [trial.rule for trial in of_advantages] == ["grpo"] * 2
     given = Cell(cell.flags, ["grpo"], [100], [5e-5, 1e-4])
     assert not compare.missing_trials("tune", rows, given, [100])
     assert [trial.lr for trial in compare.missing_trials("confirm", rows, given, [9])] == [1e-4]
@@ -96,8 +92,8 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed(tmp_path
 
 def test_an_arm_is_a_method_or_a_name_and_a_command_line():
     """Its flags stand after the others', and none of them is one that all arms share."""
-    arm = "half: grpo+shear --method-option share=.2 until=20 --rescale mean1"
-    flags = "--steps 3 --method grpo+shear --method-option share=.2 until=20 --rescale mean1"
+    arm = "half: rlsd --method-option mix=.2 steps=20 --rescale mean1"
+    flags = "--steps 3 --method rlsd --method-option mix=.2 steps=20 --rescale mean1"
     assert compare.settings_of(arm, ["--steps", "3"]) == resolve(config_from(flags.split()))
     assert compare.settings_of("oar-g", []).credit.method == "oar-g"
     assert compare.name_of(arm) == "half"
@@ -116,7 +112,7 @@ def test_intervals_are_scipy_s():
 
 
 def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monkeypatch, capsys):
-    """The file has rows of three stages, the table all columns; then nothing is left to run.
+    """The file has rows of two stages, the table all columns; then nothing is left to run.
 
     Evaluations have one noise and their step.
     """
@@ -139,15 +135,13 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     assert compare.main(command) == 0
     printed = capsys.readouterr().out
     rows = files.read_lines(path)
-    assert Counter(row["stage"] for row in rows) == dict(tune=2, confirm=4, advantages=1)
+    assert Counter(row["stage"] for row in rows) == dict(tune=2, confirm=4)
     assert {row["code"] for row in rows} == {compare.code_of("grpo"), compare.code_of(arm)}
     numbers = set()
     for row in rows:
         if row["stage"] == "confirm":  # an adapter's rate is ten times the others'
             numbers.add((row["rule"], row["lr"], *row["rewards"]))
-        elif row["stage"] == "advantages":
-            numbers.add((*row["advantages"]["methods"],))
-    assert numbers == {("grpo", 1e-4, 0.5), ("lora", 1e-3, 0.5), ("grpo",)}
+    assert numbers == {("grpo", 1e-4, 0.5), ("lora", 1e-3, 0.5)}
     assert set(noise) == {compare.seed_of(seed) for seed in (1, 2)}
     assert steps == [0, 1] * 4
     assert printed.count("\n") == 2 + 2
@@ -249,24 +243,7 @@ def test_no_trial_counts_at_another_rate_or_without_its_seed_in_the_other_arm(tm
     assert unpaired["D, curve"] == shear["D, curve"] and unpaired["curve"] > shear["curve"]
 
 
-def test_the_page_has_what_the_rows_say():
-    """The tables of lab/records/methods.md can be computed again, and every arm is in one.
-
-    The page leaves some columns out.
-    """
-    page = (RECORDS / "methods.md").read_text()
-    tables_in_page = page.split("| method ")[1:]
-    left_out = ["lr", "held out", "weight", "share"]
-    names = ("compare", "compare-newest", "compare-rules")
-    for name, text in zip(names, tables_in_page, strict=True):
-        rows = compare.trials_in(RECORDS / f"{name}.jsonl")
-        cell = Cell("--steps 20", re.findall(r"(?m)^\| (\w\S*)", text))
-        assert set(rows["rule"][rows["stage"] == "confirm"]) == set(cell.arms)
-        table = pd.DataFrame(compare.table_of(rows, cell)).drop(columns=left_out)
-        assert "\n".join(tables.markdown(table.to_dict("records"))) in page
-
-
-@pytest.mark.parametrize("page", ["study", "results", "real-weights"])
+@pytest.mark.parametrize("page", ["study", "results", "real-weights", "methods", "gradients"])
 def test_a_page_has_what_its_script_prints(page, tmp_path, monkeypatch, capsys):
     """Every row of a table is printed from committed rows, and pictures are drawn again.
 

@@ -5,19 +5,16 @@ A method is compared with its formula token by token, or with written-out number
 
 import functools
 import math
-import re
-import statistics
 from dataclasses import dataclass, replace
 from unittest.mock import Mock
 
-import numpy as np
 import pytest
 import torch
 from builders.near import assert_near
 from builders.rollouts import batch_of, pad_more, random_batch, rollouts_like, rollouts_of
 from builders.runs import config_from, recipe_with
 from builders.small_models import NumberTokenizer, add_adapter
-from credit.table import METHODS, Need, method_of, methods_needing
+from credit.table import METHODS, Need, methods_needing
 from torch.testing import assert_close
 
 from credit.batch import Batch, Context, effective_weights
@@ -67,11 +64,11 @@ def weights_of(method: str, batch: Batch, **changes) -> torch.Tensor:
     return effective_weights(assign(method, batch, **changes), batch.advantages, batch.mask)
 
 
-def pair(entropies: list[float], log_probs: list[float] | None = None) -> Batch:
+def pair(entropies: list[float]) -> Batch:
     """A right and a wrong rollout of equal tokens."""
-    values = torch.tensor([entropies, log_probs or entropies])[:, None].expand(-1, 2, -1)
-    rollouts = rollouts_like(torch.ones(values.shape[1:]).bool())
-    return batch_of(torch.tensor([1.0, 0]), rollouts, 2, entropies=values[0], log_probs=values[1])
+    values = torch.tensor([entropies] * 2)  # (2, T)
+    rollouts = rollouts_like(torch.ones_like(values).bool())
+    return batch_of(torch.tensor([1.0, 0]), rollouts, 2, entropies=values)
 
 
 def with_rewards(batch: Batch, rewards: list[float]) -> Batch:
@@ -91,22 +88,22 @@ def told(scored_once) -> Told:
 
 @pytest.fixture(scope="module")
 def scored_once() -> Told:
-    """Of problems of two lines."""
+    """With a process reward model."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(methods.reward_model, "score_steps", score_lines)
-        yield worked_responses(2)
+        yield worked_responses()
 
 
-def worked_responses(lines: int) -> Told:
+def worked_responses() -> Told:
     """Two groups of four worked responses, scored by a tiny model with a trained adapter.
 
-    All responses of the second group are wrong.
+    Problems have two lines. All responses of the second group are wrong.
     """
     model = toy.make_model(2, seed=1).eval()
     tokenizer = toy.make_tokenizer()
     torch.manual_seed(0)
     add_adapter(model, std=0.1)
-    words = ["--toy-lines", str(lines), "--heldout", "8", "--eval-groups", "8"]
+    words = "--toy-lines 2 --heldout 8 --eval-groups 8".split()
     _, task, _ = make_task(config_from(words), tokenizer, 512)
     problems = task.train[:2]
     asked = [problems[0]] * 4 + [problems[1]] * 4
@@ -155,61 +152,49 @@ def reordered(batch: Batch, order: list[int]) -> Batch:
     )
 
 
-def renamed(text: str, names: dict[str, str]) -> str:
-    """The text with other labels."""
-    return re.sub(r"\\boxed|[a-h]", lambda found: names.get(found[0], found[0]), text)
-
-
 # ---- every method --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", [*METHODS, "hapo+shear"])
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_gives_finite_token_advantages_that_padding_and_order_leave_alone(
     method, told
 ):
     """Token advantages are (B, T), without gradient, and 0 outside of the mask.
 
-    Without contrast there are none, except from methods that need no contrast.
+    Without contrast there are none, except from `pure`, whose scores differ.
     """
     torch.manual_seed(5)
     ours = assign(method, told)
     assert ours.shape == told.mask.shape and not ours.requires_grad
-    # to bipace the four are alike, whose verdicts differ
-    assert ours.isfinite().all() and (ours[:4].abs().max() > 0 or method == "bipace")
+    assert ours.isfinite().all() and ours[:4].abs().max() > 0
     assert ours[~told.mask].abs().max() == 0
-    assert (ours[4:].abs().max() == 0) == (method not in ("pure", "hsd", "scapo"))
+    assert (ours[4:].abs().max() == 0) == (method != "pure")
     # if it weighs, tokens of right rollouts are never punished, of wrong ones never rewarded
-    assert (ours * told.A >= 0).all() or not method_of(method).weighs
+    assert (ours * told.A >= 0).all() or not METHODS[method].weighs
     wide = wider(told, 3)  # filled with garbage
     torch.manual_seed(5)
     padded = assign(method, wide)
     assert_close(padded[:, :-3], ours, atol=2e-5, rtol=1e-4)
     assert padded[:, -3:].abs().max() == 0
-    # draws, peers and the leaders of clusters follow the order
-    if method not in {"random", "shuffle", "bipace"} | methods_needing(Need.PEER):
+    # draws and peers follow the order
+    if method not in {"random", "shuffle"} | methods_needing(Need.PEER):
         order = [6, 5, 4, 7, 3, 0, 1, 2]
         exchanged = assign(method, reordered(told, order))
         # the gradient of a KL of 1e-7 nats has four digits in float32
         assert_close(exchanged, ours[order], atol=1e-3 if method == "oar-g" else 2e-5, rtol=1e-4)
-    if method not in ("hsd", "scapo"):  # which compare nothing
-        alone = with_rewards(told, [1] + [math.nan] * 7)
-        # no NaN, and no division by the deviation of a single rollout
-        for rescale in ("none", "mean1"):
-            assert assign(method, alone, rescale=rescale).abs().max() == 0
+    alone = with_rewards(told, [1] + [math.nan] * 7)
+    # no NaN, and no division by the deviation of a single rollout
+    for rescale in ("none", "mean1"):
+        assert assign(method, alone, rescale=rescale).abs().max() == 0
 
 
 # Of the whole batch; oar-p's are of the mixed group's rollouts: as it is, and all masked versions.
 PASSES = {
     "oar-g": 2 * 4,
     "oar-p": 2 * 4,
-    "rlsd": 1,
-    "hsd": 1,
-    "scapo": 4,
-    "attention": 1,
-    "arca": 1,
     "dgpo": 2,
 }
-PASSES |= dict.fromkeys(["serl", "sdpo", "iw-opd", "dasd"], 1)
+PASSES |= dict.fromkeys(["rlsd", "serl", "sdpo", "arca"], 1)
 PASSES |= dict.fromkeys(["opo", "otb", "opo-shear", "otb-shear"], 1)
 
 
@@ -293,58 +278,7 @@ def test_rescaling_makes_the_mean_weight_of_each_group_one():
     assert ours[8:].abs().max() == 0
 
 
-# ---- mixtures ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("options", "step", "lam"),
-    [
-        ([], 3, 0.5),
-        (["share=.2"], 3, 0.2),
-        (["share=.2", "until=8"], 0, 0.2),
-        (["share=.2", "until=8"], 4, 0.6),
-        (["until=8"], 8, 1),
-        (["until=8"], 30, 1),
-    ],
-)
-def test_a_mixture_is_a_share_of_the_first_and_the_rest_of_the_second(options, step, lam, told):
-    """A mixture is one token by token; `--negative-scale` and `--rescale` act on the sum.
-
-    `--negative-scale` multiplies wrong rollouts only.
-    """
-    ours = assign("entropy+shear", told, *options, step=step)
-    assert_close(ours, lam * assign("entropy", told) + (1 - lam) * assign("shear", told))
-    halved = torch.where(told.correct[:, None], ours, ours / 2)
-    assert_close(assign("entropy+shear", told, *options, step=step, negative_scale=0.5), halved)
-    weights = effective_weights(halved, told.advantages, told.mask)
-    scaled = assign("entropy+shear", told, *options, step=step, negative_scale=0.5, rescale="mean1")
-    assert_close(scaled, halved / weights[:4][told.mask[:4]].mean())
-
-
-def test_a_mixture_needs_what_either_needs_and_weighs_if_both_do():
-    """The rest is as in a method without a plus."""
-    mixed = method_of("rlsd+kgae")
-    assert set(mixed.needs) == {Need.BOX, Need.HINT, Need.STATES, Need.PAIRS} and not mixed.weighs
-    assert method_of("grpo+shear").weighs and not method_of("kgae+grpo").weighs
-    assert set(mixed.options) == {"share", "until"} and not mixed.drops_uncredited
-    for name in ("grpo+", "+", "grpo+sheer", "grpo+shear+kgae", "grpo+sdpo", "iw-opd+grpo", ""):
-        with pytest.raises(ValueError, match=r"must be one of grpo, .* but not sdpo or iw-opd"):
-            method_of(name)
-
-
 # ---- formulas ------------------------------------------------------------------------------------
-
-
-def test_signbalance_is_one_and_what_balances_it():
-    """Right rollouts have 1, and the sum over a group is 0.
-
-    Wrong ones have -3 / 2 if three of five are right, and -1 / 3 if one of four is, besides one
-    without a verdict. Equal verdicts give 0.
-    """
-    batch = random_batch([[1, 0, 1, 0, 1], [0, 0, 1, math.nan, 0], [1] * 5])
-    balance = [[1, -3 / 2, 1, -3 / 2, 1], [-1 / 3, -1 / 3, 1, 0, -1 / 3], [0] * 5]
-    expected = torch.tensor(balance).view(-1, 1) * batch.mask
-    assert_near(assign("signbalance", batch), expected, 1e-5)
 
 
 def squared_norms(told: Told) -> torch.Tensor:
@@ -378,50 +312,6 @@ def test_baselines_are_means_weighted_by_the_squared_norms_of_gradients(told):
         assert_near(assign(f"{method}-shear", told), omega * expected.float(), 1e-4)
 
 
-@pytest.mark.parametrize("kept", [0.2, 0.5])
-def test_gmts_keeps_the_tokens_of_large_advantage_and_entropy(kept):
-    """It keeps those tokens of a group that lie at or above the quantile of H |A|."""
-    batch = random_batch([[1.0, 0, 0], [1, 1, 0]])
-    ours = assign("gmts", batch, f"kept={kept}")
-    sizes = batch.A.abs() * batch.entropies
-    for group in (slice(0, 3), slice(3, 6)):
-        inside = batch.mask[group]
-        ranked = sizes[group][inside].sort().values
-        least = ranked[math.ceil((1 - kept) * (len(ranked) - 1))]
-        assert torch.equal(ours[group], batch.A[group] * (inside & (sizes[group] >= least)))
-
-
-def test_bipace_against_written_out_numbers():
-    """The groups have every special case, among them the same tokens in another group.
-
-    The radius takes a state between two to the earlier one. There are a token that is alone of its
-    kind, a state that is alone, a rollout without a verdict, and one of two tokens.
-    """
-    rewards = torch.tensor([1, 0, 1, math.nan, 0, 1, 0, 0])
-    mask = torch.arange(3) < torch.tensor([3, 3, 3, 0, 3, 3, 3, 2])[:, None]
-    one = [1.0, 0, 0]
-    between = [0.9, 0.5, 0]
-    other = [0.5, 1, 0]
-    alone = [0, 0, 2.0]
-    # after the first token, the second and the third
-    rows = [[one, other, one], [between, other, one], [one, alone, one], [one, alone, one]]
-    hidden = torch.tensor(rows * 2)[mask]
-    ids = torch.tensor([[0, 0, 0], [0, 1, 1], [1, 1, 0], [1, 1, 0]] * 2)
-    rollouts = replace(rollouts_like(mask), ids=ids)
-    batch = batch_of(rewards, rollouts, 4, hidden=hidden, log_probs=0.0 * mask)
-    expected = [
-        [1 / 2 - 2 / 3, 1 - 1 / 2, 1 - 0],
-        [1 / 2 - 2 / 3, 1 / 2 - 2 / 3, 0 - 1],
-        [1 - 1 / 2, 1 / 2 - 2 / 3, 0],
-        [0, 0, 0],
-        [1 / 2 - 1 / 4, 0 - 1 / 3, 0 - 1],
-        [1 / 2 - 1 / 4, 1 / 3 - 1 / 4, 1 - 0],
-        [0 - 1 / 4, 1 / 3 - 1 / 4, 0],
-        [0 - 1 / 4, 1 / 3 - 1 / 4, 0],
-    ]
-    assert_near(assign("bipace", batch, "radius=.2"), torch.tensor(expected), 1e-6)
-
-
 def test_entropy_adds_at_most_half_the_advantage():
     """Token advantages are A + min(.4 H, |A| / 2), so penalties shrink.
 
@@ -448,107 +338,6 @@ def test_hapo_stays_within_its_bound_and_knows_the_group():
     assert_close(mild[0], 10 * right + torch.tensor([-1.0, -1, 1]))
     batch.entropies = torch.full((2, 3), 0.3)  # no deviation, no bend, no NaN
     assert_near(assign("hapo", batch), assign("grpo", batch), 1e-4)
-
-
-def test_rsi_keeps_what_is_neither_certain_nor_far_off():
-    """Two of five tokens stay, each with 5 / 2 times A.
-
-    Their 1 + log pi / H are -6.1, -6, .7, .81 and, without entropy, 1.
-    """
-    batch = pair([0.5, 0.5, 2, 2, 0], [-3.55, -3.5, -0.6, -0.38, 0])
-    assert_close(assign("rsi", batch), batch.A * torch.tensor([0, 2.5, 2.5, 0, 0]))
-    none = assign("rsi", batch, "low=0", "high=.5")
-    assert none.abs().max() == 0  # no token, no division by nothing
-
-
-def test_delta_against_float64():
-    """DelTA's steps 0 to 5, with one refinement, give the same on the second of two groups.
-
-    The mean weight is 1.
-    """
-    batch = random_batch([[1, 1, 0], [0, 1, 0]])
-    mask = batch.mask[3:]
-    later = mask[:, 1:]  # n tokens
-    before = to_padded(batch.hidden, batch.mask)[3:, :-1].double()
-    chances = batch.log_probs[3:, 1:].double().exp()
-    vectors = ((1 - chances)[..., None] * before)[later]  # (n, d)
-    right = batch.correct[3:, None].expand(later.shape)[later]
-
-    def margins(own: torch.Tensor) -> torch.Tensor:
-        distances = []
-        for side in (right, ~right):
-            mean = (own * side) @ vectors / (own * side).sum()
-            distances.append((vectors - mean).square().sum(1))
-        return torch.where(right, distances[1] - distances[0], distances[0] - distances[1])
-
-    first = margins(torch.ones_like(chances[later]))
-    std = torch.where(right, first[right].std(correction=0), first[~right].std(correction=0))
-    shares = (margins((first / std).sigmoid()) / std).sigmoid()
-    expected = 1.0 * mask  # a first token's 0.8 + 0.4 / 2
-    expected[:, 1:][later] = 0.8 + 0.4 * shares.float()
-    expected *= mask.sum() / expected.sum()
-    assert_close(weights_of("delta", batch)[3:], expected, atol=1e-5, rtol=1e-4)
-
-
-def slow_kgae(
-    states: list[torch.Tensor], rewards: list[float], window: int, width: float, decay: float
-) -> list[torch.Tensor]:
-    """The formula of one group, prefix by prefix; states (T_i, d) of each rollout."""
-    nbar = torch.cat(states).norm(dim=1).mean()
-    graded = [row for row in range(len(states)) if not math.isnan(rewards[row])]
-    std = statistics.stdev(rewards[row] for row in graded) + 1e-6
-    advantages = [torch.zeros(0)] * len(states)
-    for i in graded:
-        others = [j for j in graded if j != i]
-        base = statistics.mean(rewards[j] for j in others)
-        values = [base]
-        for t in range(1, len(states[i])):
-            above = base
-            below = 1.0
-            for j in others:
-                distances = []
-                for u in range(1, len(states[j]) + 1):
-                    run = min(window, t, u)
-                    apart = states[i][t - run : t] - states[j][u - run : u]
-                    distances.append(apart.norm(dim=1).mean())
-                kernel = math.exp(-min(distances) / nbar / width)
-                above += kernel * rewards[j]
-                below += kernel
-            values.append(above / below)
-        changes = torch.tensor([*values, rewards[i]]).double().diff() / std
-        powers = decay ** torch.arange(len(changes))
-        sums = [(powers[: len(changes) - t] * changes[t:]).sum() for t in range(len(changes))]
-        advantages[i] = torch.stack(sums).float()
-    return advantages
-
-
-@pytest.mark.parametrize(("window", "decay"), [(1, 0.95), (4, 0.5), (7, 1.0), (50, 0.0)])
-def test_kgae_against_a_loop_by_its_formula(window, decay):
-    """A loop gives the same for ragged groups, one without a verdict, and any window.
-
-    The longest window exceeds all lengths.
-    """
-    batch = random_batch([[1, 0, math.nan, 0, 1], [0, 1, 0, 0, 0]], shared=3)
-    ours = assign("kgae", batch, "width=.3", f"decay={decay}", window=window)
-    states = batch.hidden.double().split(batch.lengths.flatten().tolist())
-    expected = []
-    for group in (slice(0, 5), slice(5, 10)):
-        expected += slow_kgae(states[group], batch.rewards[group].tolist(), window, 0.3, decay)
-    assert_close(ours[batch.mask], torch.cat(expected), atol=2e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("alpha, strength", [(0.01, 0.9), (0.2, 0.5)])  # the defaults first
-def test_taco(alpha, strength):
-    """If A > 0 and r > 0, weights are 1 - lambda (1 - exp(-r)), r = -log p - H + log alpha."""
-    excess = torch.tensor([-1.0, 0, 0.5, 2])  # r
-    entropies = torch.tensor([0.3, 0, 1, 0.1])
-    log_probs = math.log(alpha) - excess - entropies
-    batch = pair(entropies.tolist(), log_probs.tolist())
-    options = [f"alpha={alpha}", f"strength={strength}"] if alpha != 0.01 else []
-    weights = 1 - strength * (1 - (-excess.clamp_min(0)).exp())
-    right, wrong = assign("taco", batch, *options)
-    assert_close(right, batch.advantages[0] * weights)
-    assert_close(wrong, batch.advantages[1].expand(4))
 
 
 def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout():
@@ -617,62 +406,11 @@ def test_cliff(prefix):
     assert_close(ours, expected, atol=1e-6, rtol=1e-5)
 
 
-def test_scapo():
-    """They are d and both z-scores in float64, each p_k from a pass over renamed symbols.
-
-    Problems have three lines, as those of two have only one phrasing.
-    """
-    told = worked_responses(3)
-    ours = assign("scapo", told, "strength=0.5", "phrasings=3")
-
-    def chances(problem: dict, response: str) -> torch.Tensor:
-        """p of each symbol of the response and of its end."""
-        start = told.tokenizer(problem["problem"])["input_ids"]
-        ids = told.tokenizer(response)["input_ids"] + [told.tokenizer.eos_token_id]
-        return log_probs_of(told, start, torch.tensor(ids)).exp()
-
-    def zscore(rows: list[torch.Tensor]) -> list[torch.Tensor]:
-        values = torch.cat(rows)
-        return [(row - values.mean()) / values.std(correction=0) for row in rows]
-
-    for group, problem in enumerate(told.problems):
-        answers = told.rollouts.texts[4 * group : 4 * group + 4]
-        scores = [0] * 4
-        for k in range(3):
-            other, names = toy.rephrase(problem, k)
-            rows = []
-            for text in answers:
-                p = chances(problem, text)
-                p_k = chances(other, renamed(text, names))
-                rows.append(-2 * (p - p_k).abs() / (p + p_k))
-            scores = [score + row for score, row in zip(scores, zscore(rows), strict=True)]
-        for row, u in enumerate(zscore(scores), 4 * group):
-            expected = told.advantages[row] + 0.5 * u.clamp_max(0).float()
-            assert_close(ours[row, : len(u)], expected, atol=1e-3, rtol=1e-3)
-            assert expected.min() < told.advantages[row] - 0.1
-
-
 def log_probs_of(told: Told, start: list[int], ids: torch.Tensor, temperature=1.0) -> torch.Tensor:
     """log pi of each of `ids` after a prompt, float64, by a pass of its own."""
     logits = told.policy.model(torch.tensor([start + ids.tolist()])).logits[0].double()
     logits = logits[len(start) - 1 : -1] / temperature
     return logits.log_softmax(-1).gather(-1, ids[:, None])[:, 0]
-
-
-def test_the_embedded_task_rephrases_by_renaming():
-    """Five labels have four rephrasings, under which a right response stays right.
-
-    It has the new names; the answer is the same.
-    """
-    problem = toy.make_problem(toy.random.Random(3), 5)
-    response = toy.demonstrate(problem, toy.random.Random(0), careless=False)
-    ways = {problem["problem"]}
-    for k in range(4):
-        other, names = toy.rephrase(problem, k)
-        ways.add(other["problem"])
-        assert toy.first_error(other, renamed(response, names)) is None
-        assert other["answer"] == problem["answer"]
-    assert len(ways) == 5
 
 
 def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
@@ -806,31 +544,6 @@ def test_serl_moves_with_a_teacher_that_sees_a_peer(told, teacher):
     assert_near(weights[[1, 4], :2], 0.75 + 0.25 * ratios, 1e-5)
 
 
-def test_iw_opd_and_dasd_against_their_formulas(told, teacher):
-    """The formulas in float64, rollout by rollout, give the same for the group that has peers.
-
-    In the second group, which has none, iw-opd gives 0 and dasd A.
-    """
-    teacher.normal_()
-    iw_opd = assign("iw-opd", told, "gamma=.7")
-    dasd = assign("dasd", told, "beta=.3")
-    for row, inside in enumerate(told.mask[:4]):
-        ratios = teacher[row][inside].double()
-        entropies = told.entropies[row][inside].double()
-        size = ratios.abs()
-        before = torch.stack([size[:t].sum() for t in range(len(size))])
-        expected = ratios * (1 + 0.7 * (1 - before / size.sum()))
-        assert_close(iw_opd[row][inside], expected.float(), atol=1e-6, rtol=1e-4)
-        d = (ratios - ratios.mean()) / ratios.std(correction=0)
-        tau = np.quantile(entropies, 0.2)
-        sigma = (entropies - entropies.mean()).abs().mean()
-        omega = ((tau - entropies) / sigma).tanh() / (1 + (1 - d.abs()).exp())
-        expected = told.advantages[row] + 0.3 * omega * d
-        assert_close(dasd[row][inside], expected.float(), atol=1e-5, rtol=1e-4)
-    assert iw_opd[4:].abs().max() == dasd[4:].abs().max() == 0
-    assert torch.equal(assign("iw-opd", told, "gamma=0"), assign("sdpo", told))
-
-
 def test_informed_log_ratio_is_that_of_the_same_response_after_another_prompt(told):
     """Prompts have other lengths, and the responses' ids are untouched."""
     problems = [
@@ -845,45 +558,18 @@ def test_informed_log_ratio_is_that_of_the_same_response_after_another_prompt(to
         assert_close(ours[row][inside], expected.float(), atol=1e-4, rtol=1e-4)
 
 
-def test_sdpo_and_hsd_are_told_another_right_rollout(told, teacher):
-    """SDPO shows the first other right rollout, HSD any one, after the answer.
-
-    Rollouts 0 and 3 are right. SDPO's credit is the log-ratio, HSD's comes from the ratio.
-    """
+def test_sdpo_is_told_the_first_other_right_rollout(told, teacher):
+    """Rollouts 0 and 3 are right; credit is a mix of A and the log-ratio."""
     delta = torch.linspace(-1, 1, told.log_probs.shape[1]).expand_as(told.log_probs)
     teacher[:] = delta
     ours = assign("sdpo", told, "mix=.25")
     assert_close(ours[:4], ((0.25 * told.A + 0.75 * delta) * told.mask)[:4])
     assert ours[4:].abs().max() == 0  # nobody to learn from
-    for _ in range(20):
-        assert_close(assign("hsd", told), (delta.exp() - 1) * told.mask)
     first, second = (problem["problem"] for problem in told.problems)
     right = [told.rollouts.texts[row] + "\n" for row in (0, 3)]
-    prompts = []
-    for _, problems, _ in (call.args for call in hindsight.informed_log_ratio.call_args_list):
-        prompts.append([problem["problem"] for problem in problems])
-    of_sdpo, *of_hsd = prompts
-    assert of_sdpo == [right[1] + first] + [right[0] + first] * 3 + [second] * 4
-    informed = [
-        f"\\boxed{{{problem['answer']}}}\n{problem['problem']}" for problem in told.problems
-    ]
-    # twenty draws see both
-    assert {shown[1] for shown in of_hsd} == {text + informed[0] for text in right}
-    assert of_hsd[0][0] == right[1] + informed[0] and of_hsd[0][4:] == [informed[1]] * 4
-
-
-def test_attention_leans_from_focused_to_wide_tokens(told):
-    """Low entropies weigh more before the middle of the run, high ones after it.
-
-    In the middle all weigh the same; the mean is 1.
-    """
-    values = salience.attention_entropy(told.rollouts, context_of(told, recipe_with()))
-    inside = values[:4][told.mask[:4]]
-    z = (inside - inside.mean()) / inside.std(correction=0)
-    for step, slope in ((0, -1), (20, 0), (40, 1)):
-        weights = weights_of("attention", told, step=step)[:4][told.mask[:4]]
-        expected = torch.sigmoid(slope * z)
-        assert_close(weights, expected / expected.mean(), atol=1e-5, rtol=1e-4)
+    _, problems, _ = hindsight.informed_log_ratio.call_args.args
+    prompts = [problem["problem"] for problem in problems]
+    assert prompts == [right[1] + first] + [right[0] + first] * 3 + [second] * 4
 
 
 def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):

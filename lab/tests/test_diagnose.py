@@ -27,7 +27,7 @@ from grpo import Policy, Rollouts, rollout, score
 from harness import files, models
 from harness.config import PAPER_RECIPE, with_values
 from lab.studies import diagnose, figures, page, prefixes
-from lab.studies.advantages import jackknife_half, measure_place
+from lab.studies.advantages import changes_of, jackknife_half, measure_place
 from lab.studies.prefixes import SPANS, Prefixes
 from lab.tools import teacher
 from rewards import Verdict
@@ -220,6 +220,12 @@ def test_an_auc_s_interval_is_the_jackknife_s():
     assert place["auc_half"] == pytest.approx(half, rel=1e-4)
     assert place["auc_matched_half"] > 0
     assert np.isnan(jackknife_half(pd.Series([0.5])))
+
+
+def test_a_changed_setting_leaves_the_given_options():
+    """SHEAR with `pool=mean` has it with every other distance, too."""
+    credit, _ = changes_of(Shear(), ("pool=mean",))["distance mmd"]
+    assert credit.method_option == ("pool=mean", "distance=mmd")
 
 
 def test_shares_of_weight_before_on_and_after_the_step():

@@ -4,7 +4,6 @@ The slow one takes one rollout and one token at a time.
 """
 
 import copy
-import math
 from dataclasses import replace
 
 import pytest
@@ -231,39 +230,3 @@ def test_drift_from_start_is_right_where_it_is_small(asked):
             expected = (p.sqrt() - q.sqrt()).square().sum(-1) / 2
             torch.testing.assert_close(ours[row][inside].double(), expected, atol=1e-9, rtol=0.03)
             assert 0 < ours[row][inside].max() < largest and ours[row][~inside].sum() == 0
-
-
-def test_attention_entropy_is_that_of_the_middle_layer(asked):
-    """The entropy is that of the weights that transformers returns, row by row.
-
-    Afterwards attention is as it was.
-    """
-    rollouts, context = asked
-    config = copy.deepcopy(context.policy.model.config)
-    config.update({"num_hidden_layers": 3, "layer_types": ["full_attention"] * 3})
-    # three layers: the middle one is neither first nor last
-    model = type(context.policy.model)(config).eval()
-    ours = salience.attention_entropy(rollouts, replace(context, policy=Policy(model)))
-    assert model.config._attn_implementation == "sdpa"
-    assert not model.model.layers[1].self_attn._forward_hooks
-    model.set_attn_implementation("eager")
-    for row, token in rollouts.mask.nonzero().tolist():
-        ids, offset = whole(rollouts, row)
-        weights = model(ids[None], output_attentions=True).attentions[1][0]  # (heads, S, S)
-        seen = offset + token + 1
-        looks = weights[:, seen - 1, :seen].double()
-        expected = -torch.xlogy(looks, looks).sum(-1).mean() / math.log(seen)
-        assert ours[row, token].item() == pytest.approx(expected.item(), abs=1e-5)
-        assert 0 <= ours[row, token] <= 1
-
-
-def test_attention_is_restored_after_a_failure(asked):
-    """A pass that runs out of memory leaves neither the hook nor the plain kernel behind."""
-    rollouts, context = asked
-    hook = context.policy.model.base_model.register_forward_pre_hook(lambda *inputs: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        salience.attention_entropy(rollouts, context)
-    hook.remove()
-    model = context.policy.model
-    assert model.config._attn_implementation == "sdpa"
-    assert not any(layer.self_attn._forward_hooks for layer in model.model.layers)

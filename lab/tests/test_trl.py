@@ -24,7 +24,6 @@ from trl import GRPOTrainer
 from lab.bridges import train_trl
 from lab.bridges.trl_rewards import code_reward, math_reward
 from lab.bridges.trl_shear import ShearGRPOTrainer
-from lab.studies import loops
 from shear import EPS, STRIDE, WINDOW
 
 
@@ -238,40 +237,3 @@ def test_the_command_trains_by_its_flags(monkeypatch):
     assert (*sizes, config.max_steps, config.num_generations) == (7, 6, 3, 8)
     defaults = train_trl.Options()
     assert (defaults.window, defaults.stride, defaults.eps) == (WINDOW, STRIDE, EPS)
-
-
-@pytest.mark.parametrize("method", ["shear", "grpo"])
-def test_steps_are_measured_beside_trl_s(method, taught, monkeypatch, capsys):
-    """The two take turns, and phases that both have get a ratio.
-
-    Each trains a model of its own, on the same prompts, by one recipe. The first turn does not
-    count.
-    """
-    flags = "--turns 3 --prompts-per-step 4 --prompts-per-update 2 --toy-lines 1 --heldout 16"
-    flags += " --eval-groups 16 --task embedded --device cpu --eps .06 --lr 3e-5"
-    flags += " --temperature .7 --clip-low .1 --clip-high .4 --max-grad-norm .5"
-    made = []
-    init = loops.Turns.__init__
-    monkeypatch.setattr(loops.Turns, "__init__", lambda *parts: made.append(parts) or init(*parts))
-    assert loops.main([*flags.split(), "--model", taught, "--method", method]) == 0
-    ((turns, _, trainer),) = made
-    config = trainer.args
-    recipe = config.learning_rate, config.temperature, config.epsilon, config.epsilon_high
-    assert (*recipe, config.max_grad_norm) == (3e-5, 0.7, 0.1, 0.4, 0.5)
-    table = "\n".join(loops.phase_table(turns.ours[1:], turns.theirs[1:])) + "\n"
-    assert capsys.readouterr().out.endswith(table)
-    with_ratio = re.findall(r"\| (\S[^|]*?) *\|.*\d\.\d\d \(.+-.+\)", table)
-    assert {"generate", "update", "a step", "tokens"} <= set(with_ratio)
-    assert ("weights" in with_ratio) == (method == "shear")
-    three = loops.phase_table([{"generate": 1.0}] * 2, [{"generate": 2.0}, {"generate": 4.0}])
-    assert "3.00 (2.00-4.00)" in three[2]
-    if method == "shear":
-        sizes = dict(window=12, stride=6, eps=0.06)
-        assert trainer._weights_of_groups.keywords.items() >= sizes.items()
-
-
-def test_what_trl_lacks_is_not_timed(taught, assert_refused):
-    """Other methods, and an eps in another unit, are refused."""
-    flags = ["--task", "embedded", "--model", taught]
-    assert_refused(loops.main, [*flags, "--method", "kgae"], "give a model, and shear")
-    assert_refused(loops.main, [*flags, "--eps-unit", "raw"], "--eps-unit: is not timed here")
