@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import grpo
 from grpo import Policy, Rollouts, cat_padded, decode, group_advantages, policy_loss, rollout, score
+from harness import fsdp
 from harness.fsdp import deal
 from harness.models import stop_ids
 from harness.run import Ranks
-from lab.fast import packing
 
 
 @pytest.fixture
@@ -190,55 +190,50 @@ def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(any_positi
     assert len(runs) == (2 if recompute else 1)
 
 
-@pytest.mark.parametrize("pack", [grpo.pack, packing.pack])
-def test_micro_batches_are_bounded_in_tokens(pack):
+def test_micro_batches_are_bounded_in_tokens():
     """Every row comes once, the longest first, and padding counts within the budget.
 
     No rows make no micro-batch.
     """
     lengths = [*torch.randint(1, 60, (37,)).tolist(), 500]
     rows = list(range(1, 38))
-    is_padded = pack is grpo.pack
-    batches = [batch.tolist() for batch in pack(rows, lengths, 128)]
+    batches = [batch.tolist() for batch in grpo.pack(rows, lengths, 128)]
     assert sorted(chain.from_iterable(batches)) == rows
-    sizes = []
+    longest = []
     for batch in batches:
-        sizes.append([lengths[row] for row in batch])
-    tokens = [len(size) * max(size) if is_padded else sum(size) for size in sizes]
-    assert all(count <= 128 or len(size) == 1 for count, size in zip(tokens, sizes, strict=True))
-    ranked = [max(size) for size in sizes] if is_padded else tokens
-    assert ranked == sorted(ranked, reverse=True)
-    assert pack([], lengths, 128) == []
+        longest.append(max(lengths[row] for row in batch))
+        assert len(batch) * longest[-1] <= 128 or len(batch) == 1
+    assert longest == sorted(longest, reverse=True)
+    assert grpo.pack([], lengths, 128) == []
 
 
-def test_ranks_are_dealt_equal_work_in_equally_many_micro_batches():
-    """Every row comes once; what ranks do at the same time differs by no more than a rollout.
+def dealt(rows, lengths, world, tokens):
+    """What the ranks do together: for each micro-batch, each rank's rows and whether it is a filler."""
+    shares = []
+    for rank in range(world):
+        ranks = Ranks(rank, world, torch.device("cpu"))
+        share = deal(rows, lengths, tokens, ranks, grpo.pack)
+        shares.append([(batch.tolist(), is_filler) for batch, is_filler in share])
+    return list(zip(*shares, strict=True))
 
-    Some ranks may have no work.
-    """
 
-    def dealt(rows, lengths, world, pack):
-        shares = []
-        for rank in range(world):
-            ranks = Ranks(rank, world, torch.device("cpu"))
-            share = deal(rows, lengths, max(lengths), ranks, pack)
-            shares.append([(batch.tolist(), is_filler) for batch, is_filler in share])
-        return list(zip(*shares, strict=True))  # what ranks do together
-
-    lengths = [*torch.randint(1, 60, (37,)).tolist(), 128]
+@pytest.mark.parametrize("world", [1, 2, 3, 8])
+def test_ranks_are_dealt_every_row_in_equally_many_micro_batches(world):
+    """Every row comes once; some ranks may have no work, and run a filler beside the others."""
+    lengths = torch.randint(1, 60, (38,)).tolist()
     rows = list(range(1, 38))
-    for world in (1, 2, 3, 8):
-        seen = []
-        for together in dealt(rows, lengths, world, packing.pack):
-            worked = [[] if is_filler else batch for batch, is_filler in together]
-            tokens = [sum(lengths[row] for row in batch) for batch in worked]
-            assert max(tokens) - min(tokens) < 60 or max(tokens) == 128
-            for batch in worked:
-                seen += batch
-        assert sorted(seen) == rows
-    first, last = dealt([0, 1, 2], [9, 9, 9], 2, grpo.pack)
+    seen = []
+    for together in dealt(rows, lengths, world, 60):
+        for batch, is_filler in together:
+            seen += [] if is_filler else batch
+    assert sorted(seen) == rows
+
+
+def test_a_rank_without_work_gets_a_filler():
+    """It is the shortest rollout, also where no rank has work."""
+    first, last = dealt([0, 1, 2], [9, 9, 9], 2, 9)
     assert [is_filler for _, is_filler in first + last] == [False, False, False, True]
-    assert dealt([], [9, 8], 2, grpo.pack) == [(([1], True), ([1], True))]
+    assert dealt([], [9, 8], 2, 9) == [(([1], True), ([1], True))]
 
 
 def test_rollouts_of_several_ranks_become_one_batch(tiny):

@@ -1,23 +1,16 @@
-"""Problems of one's own: sizes, lessons from solutions, evaluation, samples, and the plan."""
+"""Problems of one's own: sizes, evaluation, samples."""
 
 import json
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-import torch
 from builders.commands import run_well, words_of
 from builders.runs import config_from
-from safetensors.torch import load_file
-from transformers import AutoTokenizer
 
 import eval as evaluate
 import train
 from harness import log
 from harness.files import append_rows, read_lines
-from harness.load import make_task
-from lab.records.random_model import LARGE
-from tasks import lessons
 
 SIZES = "--task own --steps 1 --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 4 "
 SIZES += "--max-tokens 9 --heldout 4 --eval-groups 1"
@@ -38,12 +31,10 @@ def problems_of(rows: list[dict]) -> set[str]:
     return {row["problem"] for row in rows}
 
 
-def test_own_problems_have_sizes_for_a_cpu(tmp_path, assert_refused):
-    """Those of the word problems, but for the template and the length; a flag still decides."""
-    words = config_from(words_of("--model M --task words"))
+def test_own_problems_have_sizes_for_a_cpu(assert_refused):
+    """Responses, spans and steps are short; a flag still decides."""
     own = config_from(words_of("--task own --model M --data F --lr 1e-4"))
-    assert own.shear == words.shear and own.optimisation == replace(words.optimisation, lr=1e-4)
-    assert own.sampling == replace(words.sampling, max_tokens=256)
+    assert (own.sampling.max_tokens, own.shear.window, own.optimisation.lr) == (256, 12, 1e-4)
     assert own.problems.template == "auto" and not own.problems.warmup_steps
     assert_refused(train.main, words_of("--task own --model M"), "--task own: needs --data")
 
@@ -56,59 +47,6 @@ def test_the_time_of_a_run_is_told_after_the_first_evaluation(flags, tmp_path, c
     config = config_from([*flags, "--steps", "5"])
     log.print_time(SimpleNamespace(config=config, context=SimpleNamespace(task=task)), 16.0)
     assert "takes 0:00:16 a step and 0:01:20 in all" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_plan_needs_a_config_json_alone(tmp_path, capsys, assert_refused):
-    """The memory is the documented one, and the hours are these.
-
-    1.2288e6 responses x 3000 tokens x 7.62e9 parameters x (2 / .01 + 10 / .3) FLOP, at
-    8 x 989e12 FLOP/s.
-    """
-    LARGE.save_pretrained(tmp_path)
-    run_well(train, "--plan H100 --ranks 8 --model", tmp_path)
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "26.7 GB stay; sampling 67.7 GB, training 34.2 GB" in printed
-    assert "about 230 hours on 8 H100 if all 1,228,800 responses have 3000 tokens" in printed
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-    assert_refused(train.main, words_of("--plan A100"), "--plan A100: needs --model")
-
-
-def test_lessons_show_solutions_of_what_is_trained_on(flags, qwen_folder):
-    """Each is shown with its answer in a box; held-out problems and those without never are."""
-    _, task, _ = make_task(config_from(flags), AutoTokenizer.from_pretrained(qwen_folder), 512)
-    lesson = task.lessons.keywords  # of `imitate`
-    pairs = lessons.demonstrate_batch(200, lesson["make"], lesson["show"], forbidden=set())
-    shown = [(problem["problem"], solution) for problem, solution in pairs]
-    due = {f"{i}?": f"so {i}\n\\boxed{{{i}}}" for i in range(1, 10)}
-    assert len(due) > len(set(shown)) and dict(shown).items() <= due.items()
-    assert dict(shown).keys() == problems_of(task.train) - {"0?"}
-
-
-def test_lessons_without_solutions_are_refused(flags, tmp_path, assert_refused):
-    """Asked for by --warmup-steps, they would be left out in silence."""
-    append_rows(tmp_path / "bare.jsonl", [{"problem": f"{i}?", "answer": "1"} for i in range(9)])
-    words = [*flags, "--warmup-steps", "3", "--data", str(tmp_path / "bare.jsonl")]
-    assert_refused(train.main, words, "--warmup-steps 3", '"solution"', "leave it out")
-
-
-def test_an_interrupted_warm_up_is_kept(flags, tmp_path, monkeypatch, capsys):
-    """The model as far as it was taught is a folder to go on from, which no other run takes."""
-
-    def begin(model, *parts, **options):
-        with torch.no_grad():
-            model.model.norm.weight.fill_(7)
-        raise KeyboardInterrupt
-
-    teach = lessons.teach
-    monkeypatch.setattr(lessons, "teach", begin)
-    assert train.main([*flags, *words_of("--warmup-steps 2 --name half")]) == 130
-    start = tmp_path / "half" / "start"
-    assert f"take it by --model {start}" in " ".join(capsys.readouterr().err.split())
-    assert (load_file(start / "model.safetensors")["model.norm.weight"] == 7).all()
-    monkeypatch.setattr(lessons, "teach", teach)
-    run_well(train, flags, "--warmup-steps 2 --name whole")
-    assert "warm-up: as in" not in capsys.readouterr().out
-    run_well(train, flags, "--name on --model", start)
 
 
 def test_a_run_is_evaluated_on_what_it_held_out(flags, tmp_path, monkeypatch, assert_refused):

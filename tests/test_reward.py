@@ -12,25 +12,18 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from builders.case_files import DOCS
 from builders.commands import raising, run_well, words_of
 from builders.processes import on_two
 from builders.rollouts import batch_of, rollouts_like
-from builders.runs import ALONE, config_from
-from builders.small_models import turns_tokenizer
+from builders.runs import ALONE
 
 import train
 from harness import fsdp
-from harness.evaluation import as_task, protocol_of
 from harness.files import read_lines
 from harness.sampling import check_verdicts
-from lab.tools import words
 from rewards import Verdict
-from tasks.benchmarks import BENCHMARKS, Loaded
 from tasks.errors import RunFailed
-from tasks.problems import empty_task
 from tasks.reward import grade_by, load_reward
-from tasks.settings import Grading, Problems
 
 # In a file with a name of ours, beside another that it imports.
 OWN = """
@@ -146,22 +139,6 @@ def test_a_reward_is_a_verdict_a_number_or_a_bool(result, expected):
         assert verdict == expected and type(verdict.reward) is not bool
     with pytest.warns(RuntimeWarning, match="--reward: KeyError: 'no'"):
         assert grade_by(raising(KeyError("no")), "", "") == NO_VERDICT
-
-
-def test_the_guide_s_reward_grades_and_benchmarks_keep_their_own():
-    """lab/learn/your_own.py grades every task but the embedded one."""
-    tokenizer = turns_tokenizer()
-    own = f"{DOCS}/your_own.py:grade"
-    settings = Problems(), Grading(reward=own)
-    tasks = [empty_task(kind, *settings, tokenizer, "M")[0] for kind in ("math", "code")]
-    for task in (*tasks, words.task(*settings, 0, tokenizer, "M")[0]):
-        assert task.grade("I say 7, or 8.", "8") == (1, "correct")
-        assert task.grade("I say 8, or 7.", "8") == (0, "wrong")
-        assert task.grade("I say no", "8") == (0, "no_answer")
-    config = config_from(["--model", "M", "--reward", own])
-    loaded = Loaded(BENCHMARKS["math500"], [], "", "")
-    benchmark = as_task(loaded, protocol_of(config), tokenizer, "M")
-    assert benchmark.grade("I say 8", "8") == (0, "no_answer")
 
 
 FAILS = """

@@ -24,14 +24,11 @@ from harness.files import append_rows
 from harness.folder import open_folder
 from harness.load import give_lessons, load_run
 from harness.run import Ranks, Run
-from lab.tools import teacher
 from tasks import toy
-from tasks.benchmarks import Loaded
 
 FLAGS = (
-    "--toy-lines 2 --toy-width 16 --heldout 12 --eval-groups 12 --eval-every 1 --bench embedded "
-    "--temperature .7 --prompts-per-step 12 --prompts-per-update 1 --rollouts-per-prompt 2 "
-    "--dynamic-sampling 2 --method prm --lora-rank 2"
+    "--toy-lines 2 --toy-width 16 --heldout 12 --eval-groups 12 --temperature .7 "
+    "--prompts-per-step 12 --prompts-per-update 1 --rollouts-per-prompt 2"
 )
 
 
@@ -70,14 +67,13 @@ def texts(problems: list[dict]) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory):
-    """For seeds 0, 0 and 1: the run, its benchmarks, and its lessons' forbidden and shown problems.
+    """For seeds 0, 0 and 1: the run, and its lessons' forbidden and shown problems.
 
     The lessons teach nothing.
     """
     made = []
     lessons = []
     plain = toy.demonstrations
-    order = []
 
     def demonstrations(lines, forbidden, rng):
         pairs = plain(lines, forbidden, rng)
@@ -85,52 +81,32 @@ def starts(tmp_path_factory):
         return pairs
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (toy, teacher):
-            patch.setattr(module, "demonstrations", demonstrations)
-            patch.setattr(
-                module,
-                "teach",
-                lambda model, batch_loss, steps, name: order.append(name) or batch_loss().item(),
-            )
+        patch.setattr(toy, "demonstrations", demonstrations)
+        patch.setattr(toy, "teach", lambda model, batch_loss, steps, name: batch_loss().item())
         for name, seed in (("a", 0), ("b", 0), ("c", 1)):
             out = str(tmp_path_factory.mktemp("runs"))
-            config = config_from(
-                [*FLAGS.split(), "--seed", str(seed), "--out", out, "--name", name]
-            )
+            words = words_of(FLAGS, "--seed", seed, "--out", out, "--name", name)
             lessons.clear()
-            run = load_run(config, ALONE)
+            run = load_run(config_from(words), ALONE)
             with open_folder(run):
                 give_lessons(run)
                 fsdp.shard(run)
-                made.append((run, run.sets, list(lessons)))
-    assert order[::2] == ["warm-up"] * 3  # the process reward model starts from the taught one
+                made.append((run, list(lessons)))
     return made
 
 
 def test_what_a_run_starts_from_depends_on_its_seed(starts):
-    """Problems, weights, adapter and demonstrations depend on the seed and on nothing else.
+    """Problems, weights and demonstrations depend on the seed and on nothing else.
 
     No lesson shows a held-out problem.
     """
     facts = []
-    for run, sets, lessons in starts:
-        weights = dict(run.trained.model.named_parameters())
-        adapter = next(name for name in weights if "lora_A" in name)
-        tensors = (
-            weights["model.embed_tokens.weight"],
-            weights[adapter],
-            run.context.prm[0].score[0].weight,
-        )
-        (forbidden, warm_up), (forbidden_too, of_rewards) = lessons
-        problems = (
-            texts(run.context.task.train),
-            texts(run.context.task.heldout),
-            warm_up,
-            of_rewards,
-        )
-        facts.append([*problems, *(tensor.tolist() for tensor in tensors)])
-        assert forbidden == forbidden_too == set(texts(run.context.task.heldout))
-        assert texts(sets[0].problems) == texts(run.context.task.heldout)
+    for run, lessons in starts:
+        weights = dict(run.trained.model.named_parameters())["model.embed_tokens.weight"]
+        ((forbidden, shown),) = lessons
+        task = run.context.task
+        facts.append([texts(task.train), texts(task.heldout), shown, weights.tolist()])
+        assert forbidden == set(texts(task.heldout))
     assert facts[0] == facts[1]
     assert not [fact for fact, other in zip(facts[0], facts[2], strict=True) if fact == other]
 
@@ -156,12 +132,11 @@ def asked(starts, monkeypatch):
     """
     calls = []
     orders = []
-    first, sets, _ = starts[0]
+    first, _ = starts[0]
 
     def rollout(model, tokenizer, prompts, count, *, temperature, **options):
         calls.append(Asked(tuple(prompts), temperature, torch.rand(()).item()))
         prompts = np.repeat(prompts, count).tolist()
-        # All alike: no group has a signal, and --dynamic-sampling replaces all of them.
         return rollouts_of(tokenizer, prompts, [r"\boxed{3}"] * len(prompts))
 
     minibatches = Batch.minibatches
@@ -174,9 +149,7 @@ def asked(starts, monkeypatch):
     hear_no_other_ranks(monkeypatch)
     monkeypatch.setattr(Batch, "minibatches", recorded)
 
-    def ask(
-        part, *inputs, seed: int = 0, rank: int = 0, sets=sets
-    ) -> tuple[list[Asked], list[list[int]]]:
+    def ask(part, *inputs, seed: int = 0, rank: int = 0) -> tuple[list[Asked], list[list[int]]]:
         """Run this part of seed 0's run with another seed; its problems stay the same."""
         torch.manual_seed(99)  # what was drawn before must not matter
         calls.clear()
@@ -184,24 +157,22 @@ def asked(starts, monkeypatch):
         run = copy.copy(first)
         run.config = replace(first.config, seed=seed)
         run.ranks = Ranks(rank, 2, ALONE.device)
-        run.sets = sets
         part(run, *inputs)
         return list(calls), list(orders)
 
-    ask.sets = sets
     return ask
 
 
 def test_steps_differ_by_seed_step_and_rank(asked):
     """Noise differs by all three, the order of updates by seed and step.
 
-    Problems, also those that replace others, differ by seed, step and round.
+    Problems differ by seed and step.
     """
     places = [*product((0, 1), (2, 1, 0), (0, 1))]
     seen = {}
     for seed, step, rank in places:
         seen[seed, step, rank] = asked(train.train_step, step, seed=seed, rank=rank)
-    assert {len(calls) for calls, _ in seen.values()} == {3}
+    assert {len(calls) for calls, _ in seen.values()} == {1}
     calls = list(chain.from_iterable(of_step for of_step, _ in seen.values()))
     assert {call.temperature for call in calls} == {0.7}
     assert len({call.prompts for call in calls}) == len(calls)
@@ -233,19 +204,3 @@ def test_evaluations_before_and_after_have_one_noise_that_no_step_has(asked):
         calls.append(asked(train.train_step, 0, seed=seed, rank=rank)[0][0])
         noises |= {call.noise for call in calls}
     assert len(noises) == 12
-
-
-def test_benchmarks_differ_by_seed_and_name_alone(asked):
-    """Benchmarks do not differ by the step, so that a model's score moves with its weights.
-
-    Nor do they differ by the benchmarks asked before.
-    """
-    (loaded,) = asked.sets
-    other = replace(loaded, benchmark=replace(loaded.benchmark, name="another"))
-
-    def noise(sets: list[Loaded], step: int, seed: int) -> list[float]:
-        return [call.noise for call in asked(train.on_benchmarks, step, seed=seed, sets=sets)[0]]
-
-    one, two = noise([loaded, other], 1, 0)
-    assert noise([other, loaded], 2, 0) == [two, one]
-    assert len({one, two, *noise([loaded, other], 1, 1)}) == 4

@@ -134,7 +134,7 @@ def test_a_log_has_lines_while_nothing_else_is_printed(tmp_path, monkeypatch, ca
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     printed = capsys.readouterr().out
     assert "\n  warm-up: 1 of 2 steps\n" in printed
-    most = (4 + 2 * 4) * config["max_tokens"]  # greedy, and sampled
+    most = (4 + 2 * 8) * config["max_tokens"]  # greedy, and sampled
     assert printed.count(f"\n  evaluating: 4 of at most {most:,} tokens\n") == 2
 
 

@@ -1,0 +1,64 @@
+"""lab/tools/warm_up.py: lessons on the solutions of one's own problems."""
+
+import pytest
+import torch
+from builders.commands import run_well, words_of
+from builders.runs import ALONE, config_from
+from safetensors.torch import load_file
+
+import train
+from harness.files import append_rows
+from harness.load import load_run
+from tasks import lessons
+
+SIZES = "--task own --steps 1 --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 4 "
+SIZES += "--max-tokens 9 --heldout 4 --eval-groups 1 --use lab.tools.warm_up --warmup-steps 2"
+
+
+@pytest.fixture
+def flags(qwen_folder, tmp_path) -> list[str]:
+    """Flags of a short run on ten problems, of which all but one have a solution."""
+    rows = [{"problem": f"{i}?", "answer": str(i), "solution": f"so {i}"} for i in range(10)]
+    rows[0].pop("solution")
+    append_rows(tmp_path / "rows.jsonl", rows)
+    places = ["--model", qwen_folder, "--data", tmp_path / "rows.jsonl", "--out", tmp_path]
+    return words_of(*places, SIZES)
+
+
+def test_lessons_show_solutions_of_what_is_trained_on(flags):
+    """Each is shown with its answer in a box; held-out problems and those without never are."""
+    run = load_run(config_from(flags), ALONE)
+    lesson = run.parts.lessons(run.context).keywords  # of `imitate`
+    pairs = lessons.demonstrate_batch(200, lesson["make"], lesson["show"], forbidden=set())
+    shown = [(problem["problem"], solution) for problem, solution in pairs]
+    due = {f"{i}?": f"so {i}\n\\boxed{{{i}}}" for i in range(1, 10)}
+    assert len(due) > len(set(shown)) and dict(shown).items() <= due.items()
+    trained_on = {row["problem"] for row in run.context.task.train}
+    assert dict(shown).keys() == trained_on - {"0?"}
+
+
+def test_lessons_without_solutions_are_refused(flags, tmp_path, assert_refused):
+    """Asked for by --warmup-steps, they would be left out in silence."""
+    append_rows(tmp_path / "bare.jsonl", [{"problem": f"{i}?", "answer": "1"} for i in range(9)])
+    words = [*flags, "--data", str(tmp_path / "bare.jsonl")]
+    assert_refused(train.main, words, "lab.tools.warm_up", '"solution"')
+
+
+def test_an_interrupted_warm_up_is_kept(flags, tmp_path, monkeypatch, capsys):
+    """The model as far as it was taught is a folder to go on from, which no other run takes."""
+
+    def begin(model, *parts, **options):
+        with torch.no_grad():
+            model.model.norm.weight.fill_(7)
+        raise KeyboardInterrupt
+
+    teach = lessons.teach
+    monkeypatch.setattr("lab.tools.warm_up.teach", begin)
+    assert train.main([*flags, "--name", "half"]) == 130
+    start = tmp_path / "half" / "start"
+    assert f"take it by --model {start}" in " ".join(capsys.readouterr().err.split())
+    assert (load_file(start / "model.safetensors")["model.norm.weight"] == 7).all()
+    monkeypatch.setattr("lab.tools.warm_up.teach", teach)
+    run_well(train, flags, "--name whole")
+    assert "warm-up: as in" not in capsys.readouterr().out
+    run_well(train, flags, "--name on --model", start)

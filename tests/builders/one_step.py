@@ -1,0 +1,72 @@
+"""One step of training from given rollouts, on one rank or on each of two."""
+
+from collections.abc import Callable
+from unittest import mock
+
+import torch
+from builders.runs import config_from, run_of, sharded
+
+import harness.sampling
+import train
+from grpo import Rollouts
+from harness.fsdp import full, layers_of
+from harness.run import Parts, Ranks
+from rewards import Verdict
+from tasks import toy
+from tasks.problems import Task
+
+STEP_FLAGS = "--task embedded --toy-lines 2 --prompts-per-step 6 --rollouts-per-prompt 4 ".split()
+STEP_FLAGS += "--prompts-per-update 3 --lr 1e-3 --micro-tokens 256".split()
+
+
+def grade(response: str, reference) -> Verdict:
+    """A verdict of right or wrong by the text alone.
+
+    One response has no verdict, so that ranks have unequal work.
+    """
+    if response == reference:
+        return Verdict(None, "infra_error")
+    return Verdict(float(len(response) % 2), "graded")
+
+
+def keep_parts(parts: Parts) -> None:
+    """Use the core's functions."""
+
+
+def one_step(
+    ranks: Ranks,
+    rollouts: Rollouts,
+    flags: list[str],
+    model,
+    use: Callable[[Parts], None] = keep_parts,
+) -> tuple[dict[str, torch.Tensor], dict]:
+    """The change of each weight by `train.train_step`, given these rollouts, and its metrics."""
+    config = config_from([*STEP_FLAGS, *flags])
+    problems = [{"problem": str(i), "answer": rollouts.texts[5]} for i in range(6)]
+    parts = "embedded", problems, problems, lambda problem: problem["problem"], grade
+    task = Task(*parts, first_error=lambda problem, response: None)
+    run = run_of(config, task, model, toy.make_tokenizer(), ranks=ranks)
+    use(run.parts)
+    sharded(run)
+    drawn = [int(problem["problem"]) for problem in task.draw(0, 6, config.seed)]
+
+    def given(model, tokenizer, prompts, count, **limits):
+        places = torch.tensor([drawn.index(int(prompt)) for prompt in prompts])
+        return rollouts.take((4 * places[:, None] + torch.arange(4)).flatten())
+
+    before = {name: full(p).detach().clone() for name, p in run.trained.named_parameters()}
+    assert ("forward" in vars(layers_of(run.trained)[0])) == config.machine.recompute
+    if ranks.world > 1:
+        mesh = next(run.trained.parameters()).device_mesh
+        assert mesh.ndim == (2 if config.machine.shard_over else 1)
+    with mock.patch.object(harness.sampling, "rollout", given):
+        metrics, samples = train.train_step(run, 0)
+    # one rank measures the batch and logs it
+    assert ("reward" in metrics) == bool(samples) == ranks.main
+    changes = {name: full(p).detach() - before[name] for name, p in run.trained.named_parameters()}
+    sampled = dict(run.context.policy.model.named_parameters())
+    for name, p in run.trained.model.named_parameters():
+        # the sampler holds what was trained
+        assert torch.equal(full(p).to(sampled[name].dtype), sampled[name])
+    del metrics["seconds"]
+    return changes, metrics
