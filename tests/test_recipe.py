@@ -8,30 +8,22 @@ import sys
 
 import pytest
 from builders.case_files import DOCS, ROOT, cases
-from credit.methods import FUNCTIONS
-from credit.shear_settings import shear_options
-from credit.table import METHODS, SHEAR, options_of
 
 from credit.settings import Shear
 from grpo import AT_ONCE, group_advantages, policy_loss
-from harness import config, evaluation
+from harness import config, eval_config, evaluation
 from harness.command import resolve
-from harness.config import Protocol
-from lab.fast.race import race
-from lab.studies.compare import Compare
+from harness.eval_config import Protocol
 from rewards import grade_code, grade_math
-from shear import shear_weights
+from shear import closest_spans, shear_weights
 from sinkhorn import sinkhorn
 from tasks import benchmarks, toy
 from tasks.benchmarks import BENCHMARKS, Loaded
 
 # What changes no number of a run on one machine, or has no value before a user gives one.
 PLAIN = (
-    "task model data out name smoke prm micro_tokens bench bench_data resume ranks shard_over "
-    "recompute threads reward "
-)
-PLAIN += (
-    "generate_batch toy_lines warmup_steps track force method_option toy_width keep_samples plan"
+    "task model data out name use micro_tokens resume ranks shard_over recompute threads reward "
+    "generate_batch toy_lines warmup_steps method_option toy_width keep_samples keep_models"
 )
 
 
@@ -45,15 +37,14 @@ def settings(*argv: str) -> dict:
 def test_the_table_of_the_recipe_is_true():
     """docs/recipe.md has every default of the paper's run.
 
-    It also has what the tasks that make their problems replace.
+    It also has what the toy task replaces.
     """
     text = (DOCS / "recipe.md").read_text()
     run = settings("--model", "M")
-    own = settings()
-    words = settings("--model", "M", "--task", "words")
-    replaced = [dict(task.items() - run.items()).keys() for task in (own, words)]
+    toy_task = settings()
+    replaced = dict(toy_task.items() - run.items()).keys()
     parts = re.split("## The toy task|## The word problems", text)
-    for part, expected, needed in zip(parts, (run, own, words), (run, *replaced), strict=True):
+    for part, expected, needed in (parts[0], run, run), (parts[1], toy_task, replaced):
         cells = [line.split("|")[1] for line in part.splitlines() if line.startswith("| `--")]
         written = dict(re.findall(r"`--(\S+) (\S+?)`", " ".join(cells)))
         written = {name.replace("-", "_"): value for name, value in written.items()}
@@ -67,7 +58,7 @@ def test_every_default_of_the_evaluation():
 
     Training asks so, too, but with the flags of its own run.
     """
-    asked = config.parse_eval(["--model", "M"])
+    asked = eval_config.parse_eval(["--model", "M"])
     expected = dict(temperature=0.1, max_tokens=3000, samples=0, template="auto", block=128)
     expected |= dict(grade_timeout=None, sandbox="auto")
     assert dataclasses.asdict(asked.protocol) == expected
@@ -80,26 +71,21 @@ def test_every_default_of_the_evaluation():
     for row in cases("sets.csv"):
         assert found.pop(row["benchmark"]) == (int(row["samples"]), int(row["seconds"]))
     assert not found
-    greedy = config.check_eval(config.parse_eval(["--model", "M", "--greedy"])).protocol
+    flags = eval_config.parse_eval(["--model", "M", "--greedy"])
+    greedy = eval_config.check_eval(flags).protocol
     assert (greedy.temperature, greedy.samples) == (0.0, 1)
-    words = (
-        "--task code --model M --max-tokens 9 --template plain --grade-timeout 3 --sandbox process"
-    )
-    assert evaluation.protocol_of(resolve(config.parse_train(words.split()))) == Protocol(
-        max_tokens=9, template="plain", grade_timeout=3.0, sandbox="process"
-    )
 
 
 def test_functions_for_other_trainers_have_the_same_defaults():
     """What a user of `shear_weights` or `policy_loss` gets is what `train.py` runs."""
-    own = settings("--model", "M") | options_of("shear")
+    own = settings("--model", "M")
     defaults = dataclasses.asdict(Shear())
     assert defaults == {name: own[name] for name in defaults}
     words = "--window 7 --stride 3 --eps .2 --eps-unit raw --max-iters 9 --tol .1"
     assert config.parse_train(words.split()).shear == Shear(7, 3, 0.2, "raw", 9, 0.1)
     named = {shear_weights: "window stride eps", policy_loss: "clip_low clip_high"}
-    named[shear_options] = "reading distance pool"
-    for function, names in (named | dict.fromkeys((race, sinkhorn), "max_iters tol")).items():
+    solvers = dict.fromkeys((closest_spans, sinkhorn), "max_iters tol")
+    for function, names in (named | solvers).items():
         parameters = inspect.signature(function).parameters
         assert {name: parameters[name].default for name in names.split()} == {
             name: own[name] for name in names.split()
@@ -111,25 +97,6 @@ def test_functions_for_other_trainers_have_the_same_defaults():
     assert [limit.default for limit in limits] == [5, 10]
 
 
-def test_methods_and_their_options_are_those_of_the_table():
-    """docs/methods.md has every method, docs/recipe.md every option with its default.
-
-    No values of `hapo`'s options change the sign of an advantage.
-    """
-    rows = re.findall(
-        r"^\| `(\S+)` \|", (DOCS / "methods.md").read_text(encoding="utf-8"), re.MULTILINE
-    )
-    assert set(METHODS) == set(FUNCTIONS) <= set(rows)
-    written = re.findall(r"`(\w+)=(\S+?)`", (DOCS / "recipe.md").read_text(encoding="utf-8"))
-    defaults = set()
-    for method in METHODS:
-        defaults |= {(name, str(value)) for name, value in options_of(method).items()}
-    assert set(written) == defaults
-    alpha, phi = METHODS["hapo"].options.values()
-    assert alpha.low < alpha.high <= phi.low < phi.high
-
-
-STUDIES = ("compare", "diagnose", "bench")
 RUN = """
 import runpy, sys
 sys.argv = {argv}
@@ -152,21 +119,12 @@ def said(command: str, words: str) -> str:
     return ended.stdout + ended.stderr
 
 
-@pytest.mark.parametrize(
-    "command", ["train.py", "eval.py", *(f"lab/studies/{name}.py" for name in STUDIES)]
-)
+@pytest.mark.parametrize("command", ["train.py", "eval.py"])
 def test_mistakes_are_answered_without_torch(command):
-    """The answer names the nearest flag, also of a study's own flags."""
-    own = {
-        "lab/studies/compare.py": "jobs",
-        "lab/studies/diagnose.py": "groups",
-        "lab/studies/bench.py": "pairs",
-    }
-    flag = own.get(command, "max-tokens")
-    printed = said(command, f"--{flag} modell")
-    assert f"Error parsing --{flag}: 'modell' must be of type int" in printed
-    if command not in own:
-        assert "Unrecognized options: --modell" in said(command, "--modell M")
+    """The answer names the nearest flag."""
+    printed = said(command, "--max-tokens modell")
+    assert "Error parsing --max-tokens: 'modell' must be of type int" in printed
+    assert "Unrecognized options: --modell" in said(command, "--modell M")
 
 
 @pytest.mark.parametrize("command", ["train.py", "eval.py"])
@@ -174,36 +132,28 @@ def test_help_shows_all_flags_with_their_defaults(command):
     """In 80 columns, without torch, it has the embedded task's, or with --model the paper's."""
     text = said(command, "--help")
     assert max(len(line) for line in text.splitlines()) <= 80
-    default = config.PAPER_RECIPE if command == "train.py" else config.EvalConfig()
+    default = config.PAPER_RECIPE if command == "train.py" else eval_config.EvalConfig()
     for name in set(config.flat(default)) - {"given", "digest", "saved"}:
         assert f"--{name.replace('_', '-')}" in text
     words = text.replace("│", "").split()
     assert f", {AT_ONCE} on a CPU." in " ".join(words)
-    values = BENCHMARKS if command == "eval.py" else SHEAR["distance"].choices
-    assert {value.strip("(),.") for value in words} >= set(values)
-    if command == "train.py":
-        for words, steps in (("", 40), ("--model M ", 300), ("--smoke ", 4)):
+    if command == "eval.py":
+        assert {value.strip("(),.") for value in words} >= set(BENCHMARKS)
+    else:
+        for words, steps in (("", 40), ("--model M ", 300)):
             text = " ".join(said(command, f"{words}--help").split())
             assert f"Training steps: sample, then update. (default: {steps})" in text
-        assert all(method.about in text.replace("│ │ ", "") for method in METHODS.values())
-
-
-def compare_flags(words: list[str]) -> Compare:
-    """The flags of `lab.studies.compare`, and not those of `train.py`."""
-    return config.parse_study(Compare, words)[0]
 
 
 @pytest.mark.parametrize(
     "parse, words, name, values",
     [
-        (config.parse_eval, "--model a --model b", "model", ("a", "b")),
-        (config.parse_eval, "--model=a --greedy --model=b c", "model", ("a", "b", "c")),
-        (config.parse_eval, "--pass-at 1 --model a --pass_at 4", "pass_at", (1, 4)),
-        (config.parse_eval, "--seeds 3", "seeds", (3,)),
-        (config.parse_train, "--bench a --model m --bench b --model n", "bench", ("a", "b")),
-        (config.parse_train, "--method rlsd --method-option mix=1 --method-option steps=9",
+        (eval_config.parse_eval, "--model a --model b", "model", ("a", "b")),
+        (eval_config.parse_eval, "--model=a --greedy --model=b c", "model", ("a", "b", "c")),
+        (eval_config.parse_eval, "--seeds 3", "seeds", (3,)),
+        (config.parse_train, "--use a b:c=1 --use d --model n", "use", ("a", "b:c=1", "d")),
+        (config.parse_train, "--method-option mix=1 --method-option steps=9",
          "method_option", ("mix=1", "steps=9")),
-        (compare_flags, "x --arms grpo --seeds 1 --arms shear", "arms", ("grpo", "shear")),
     ],
 )  # fmt: skip
 def test_a_list_flag_given_twice_appends(parse, words, name, values):
@@ -230,10 +180,10 @@ def test_every_number_has_bounds(capsys):
     for name, value in config.flat(config.PAPER_RECIPE).items():
         if type(value) in (int, float) or name == "grade_timeout":
             assert all(refuses(name, text) for text in ("nan", "1e3x", "9" * 40, "-" + "9" * 40))
-    for name in "task method template rescale eps_unit device dtype sandbox track".split():
+    for name in "template eps_unit device dtype sandbox".split():
         assert refuses(name, "no such choice")
     too_small = "window=0 eps=0 rollouts_per_prompt=1 toy_lines=-1 warmup_steps=-1 ranks=-1 "
     too_small += "save_every=0 keep=0 seed=-1 threads=-1 clip_low=-1 grade_timeout=0 "
-    too_small += "negative_scale=-1 temperature=1e-300"
+    too_small += "temperature=1e-300"
     for words in too_small.split():
         assert refuses(*words.split("="))

@@ -21,7 +21,6 @@ from grpo import Rollouts
 from harness.config import PAPER_RECIPE
 from harness.files import append_rows
 from harness.load import make_task
-from lab.bridges.trl_rewards import without_bos
 from rewards import grade_math
 from tasks import problems, toy
 from tasks.benchmarks import load_benchmark
@@ -218,11 +217,9 @@ def test_plain_prompts_start_as_the_tokenizer_starts_a_text():
     tokenizer = toy.make_tokenizer()
     assert render("plain", "1", "2", tokenizer) == "1\n2\n"
     symbol = tokenizer.bos_token = tokenizer.convert_ids_to_tokens(1)
-    assert without_bos(tokenizer, [f"{symbol}1\n"]) == [f"{symbol}1\n"]
     starts = TemplateProcessing(single=f"{symbol} $A", special_tokens=[(symbol, 1)])
     tokenizer._tokenizer.post_processor = starts
     assert render("plain", "1", "2", tokenizer) == f"{symbol}1\n2\n"
-    assert without_bos(tokenizer, [f"{symbol}1\n", "2\n"]) == ["1\n", "2\n"]
 
 
 EACH = "{% for m in messages %}{{ m.content }}{% endfor %}"

@@ -1,0 +1,127 @@
+"""What the lab does on a GPU, against the CPU or against the plain way on the same GPU.
+
+pytest -m gpu tests lab/tests    # on a fresh node, with the core's
+"""
+
+import copy
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from builders.commands import run_well
+from builders.groups import random_group
+from builders.rollouts import gradients, unlike_rollouts
+from builders.small_models import family_model
+from torch import Tensor
+from torch.testing import assert_close
+from weighing import FAST, RACES, race_problem, weigh
+
+import lab.rules  # noqa: F401 - enters the rules
+import train
+from credit.rules import RULES
+from grpo import PADDED, Layout, Policy, Rollouts
+from harness import files
+from harness.fsdp import recompute_layers
+from lab.fast.packing import packing_of
+from lab.fast.race import race
+from lab.rules import ablations
+from lab.rules.adapter import needs_adapter
+from lab.studies import gradients as gradient_test
+from shear import Spans
+
+DEVICE = torch.device("cuda")
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
+]
+SIZES = f"--task embedded --device {DEVICE.type} --prompts-per-step 2 --prompts-per-update 2 "
+SIZES += "--rollouts-per-prompt 4 --heldout 4 --eval-groups 2 --warmup-steps 1 --use lab.fast "
+SIZES += "builders.alternating "
+
+
+def recomputing(model: torch.nn.Module, layout: Layout = PADDED) -> Policy:
+    """A policy whose layers run again in the backward pass."""
+    recompute_layers(model)
+    return Policy(model, layout)
+
+
+def moved(rollouts: Rollouts, device: torch.device) -> Rollouts:
+    """The rollouts with their tensors on a device."""
+    tensors = {name: value for name, value in vars(rollouts).items() if name != "texts"}
+    return replace(rollouts, **{name: value.to(device) for name, value in tensors.items()})
+
+
+def to_device(*tensors: Tensor) -> list[Tensor]:
+    return [tensor.to(DEVICE) for tensor in tensors]
+
+
+def relative(ours: Tensor, expected: Tensor) -> float:
+    """Relative L2 error."""
+    return ((ours.double() - expected.double()).norm() / expected.double().norm()).item()
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_minima_of_the_race_are_those_of_a_cpu(name):
+    """A GPU finds the CPU's minima of the same group."""
+    (costs, *sides, eps), *_ = race_problem(name)
+    there = [side._replace(spans=Spans(*to_device(*side.spans))) for side in sides]
+    found = race(costs.to(DEVICE), *there, eps, max_iters=100, tol=1e-3)
+    expected = race(costs, *sides, eps, max_iters=100, tol=1e-3)
+    for name in ("of_right", "of_wrong"):
+        ours = getattr(found, name).cpu()
+        assert_close(ours, getattr(expected, name), rtol=1e-4, atol=1e-5 * eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    "hooks",
+    [FAST, {"closest": ablations.closest_by_cost}, {"closest": ablations.closest_by_chamfer}],
+)
+def test_weights_are_those_of_a_cpu(hooks, dtype):
+    """The fast hooks and the ablations give the same weights on both."""
+    hidden, mask, correct = random_group(9)
+    hidden = hidden.to(dtype)
+    expected = weigh(hidden, mask, correct, hooks, window=6, stride=3).omega
+    there = to_device(hidden, mask, correct)  # (G, T, d), (G, T), (G,)
+    ours = weigh(*there, hooks, window=6, stride=3).omega
+    assert_close(ours.cpu(), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_packed_rollouts_are_padded_ones():
+    """Packed gradients are compared with those of one rollout at a time in float32.
+
+    They are equal in float32; by `varlen_attn` in bfloat16 they are as good as padded ones.
+    """
+    half = family_model("qwen3", head_dim=128).bfloat16().to(DEVICE)
+    whole = copy.deepcopy(half).float()
+    rollouts = moved(unlike_rollouts(), DEVICE)
+    pulls = torch.randn(rollouts.ids.shape, device=DEVICE)
+    expected = gradients(Policy(copy.deepcopy(whole)), rollouts, pulls, at_once=1)
+    padded_half = gradients(recomputing(copy.deepcopy(half)), rollouts, pulls, at_once=8)
+    packed_half = gradients(recomputing(half, packing_of(half)), rollouts, pulls, at_once=8)
+    packed = gradients(recomputing(whole, packing_of(whole)), rollouts, pulls, at_once=8)
+    for exact, *both, values in zip(packed, packed_half, padded_half, expected, strict=True):
+        ours, usual = (relative(half, values) for half in both)
+        assert relative(exact, values) < 1e-3 and ours < 2 * usual + 1e-3, (ours, usual)
+
+
+def test_the_gradient_test_compares_rules(tmp_path):
+    """Gradients of the weights in bfloat16 give finite rows, and D of `grpo` is 0."""
+    rows = tmp_path / "rows.jsonl"
+    sizes = f"{SIZES} --dtype bfloat16 --batches 3 --reference 2"
+    run_well(gradient_test, sizes, "--arms grpo shear opo --rows", rows)
+    found = {row["arm"]: row["D"] for row in files.read_lines(rows)}
+    assert set(found) == {"grpo", "shear", "opo"} and all(map(math.isfinite, found.values()))
+    assert found["grpo"] == 0
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_every_rule_takes_a_step(rule, tmp_path):
+    """Every rule samples, grades, gives credit and trains."""
+    adapter = "lab.tools.lora:rank=2" if RULES[rule].prepare is needs_adapter else ""
+    flags = f"{SIZES} {adapter} --steps 1 --method {rule} --name run --out {tmp_path}"
+    run_well(train, flags)
+    step = files.read_lines(Path(tmp_path) / "run" / "metrics.jsonl")[1]
+    assert step["grad_norm"] > 0 and step["skipped"] == 0

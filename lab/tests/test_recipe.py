@@ -1,0 +1,76 @@
+"""docs/ have every rule with its options, and the sizes of the word problems; studies' flags."""
+
+import inspect
+import re
+import subprocess
+import sys
+
+import pytest
+from builders.case_files import DOCS, ROOT
+
+import lab.rules  # noqa: F401 - enters the rules
+from credit.rules import RULES
+from harness import config
+from harness.command import resolve
+from lab.studies.compare import Compare
+
+
+def settings(*argv: str) -> dict:
+    """What `train.py` resolves."""
+    return config.flat(resolve(config.parse_train(argv)))
+
+
+def test_the_table_of_the_word_problems_is_true():
+    """docs/recipe.md has what the word problems replace in the paper's recipe."""
+    part = (DOCS / "recipe.md").read_text().split("## The word problems")[1]
+    words = settings("--model", "M", "--task", "words")
+    changed = dict(words.items() - settings("--model", "M").items())
+    cells = [line.split("|")[1] for line in part.splitlines() if line.startswith("| `--")]
+    written = dict(re.findall(r"`--(\S+) (\S+?)`", " ".join(cells)))
+    written = {name.replace("-", "_"): value for name, value in written.items()}
+    assert written == {name: str(words[name]) for name in written}
+    plain = {"task", "given", "device", "dtype", "warmup_steps"}
+    assert set(written) >= changed.keys() - plain
+
+
+def test_rules_and_their_options_are_those_of_the_docs():
+    """docs/methods.md has every rule, docs/recipe.md every option with its default."""
+    rows = re.findall(r"(?m)^\| `(\S+)` \|", (DOCS / "methods.md").read_text())
+    assert set(RULES) <= set(rows)
+    written = re.findall(r"`(\w+)=(\S*?)`", (DOCS / "recipe.md").read_text())
+    defaults = set()
+    for rule in RULES.values():
+        for name, option in inspect.signature(rule.credit).parameters.items():
+            if option.kind is option.KEYWORD_ONLY:
+                defaults.add(
+                    (name, {True: "yes", False: "no"}.get(option.default, str(option.default)))
+                )
+    assert set(written) == defaults
+
+
+RUN = """
+import runpy, sys
+sys.argv = {argv}
+try:
+    runpy.run_path(sys.argv[0], run_name="__main__")
+except SystemExit as end:
+    print("status", end.code, {{"torch", "transformers", "numpy"}} & set(sys.modules))
+"""
+
+
+@pytest.mark.parametrize(
+    "study, flag", [("compare", "jobs"), ("diagnose", "groups"), ("bench", "pairs")]
+)
+def test_mistakes_are_answered_without_torch(study, flag):
+    """The answer names the study's own flag."""
+    code = RUN.format(argv=[f"lab/studies/{study}.py", f"--{flag}", "modell"])
+    options = dict(cwd=ROOT, env={"COLUMNS": "80", "PYTHONPATH": "."}, text=True)
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, **options)
+    assert "status 2 set()" in ended.stdout, ended
+    assert f"Error parsing --{flag}: 'modell' must be of type int" in ended.stdout + ended.stderr
+
+
+def test_a_list_flag_of_a_study_given_twice_appends():
+    """As those of train.py do."""
+    words = "x --arms grpo --seeds 1 --arms shear".split()
+    assert config.parse_study(Compare, words)[0].arms == ("grpo", "shear")
