@@ -59,21 +59,6 @@ def test_the_time_of_a_run_is_told_after_the_first_evaluation(flags, tmp_path, c
     assert "takes 0:00:16 a step and 0:01:20 in all" in " ".join(capsys.readouterr().out.split())
 
 
-def test_a_plan_needs_a_config_json_alone(tmp_path, capsys, assert_refused):
-    """The memory is the documented one, and the hours are these.
-
-    1.2288e6 responses x 3000 tokens x 7.62e9 parameters x (2 / .01 + 10 / .3) FLOP, at
-    8 x 989e12 FLOP/s.
-    """
-    LARGE.save_pretrained(tmp_path)
-    run_well(train, "--plan H100 --ranks 8 --model", tmp_path)
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "26.7 GB stay; sampling 67.7 GB, training 34.2 GB" in printed
-    assert "about 230 hours on 8 H100 if all 1,228,800 responses have 3000 tokens" in printed
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-    assert_refused(train.main, words_of("--plan A100"), "--plan A100: needs --model")
-
-
 def test_lessons_show_solutions_of_what_is_trained_on(flags, qwen_folder):
     """Each is shown with its answer in a box; held-out problems and those without never are."""
     _, task, _ = make_task(config_from(flags), AutoTokenizer.from_pretrained(qwen_folder), 512)

@@ -22,7 +22,7 @@ from tasks.rows import from_files
 
 # A number and letters that may be a unit, and nothing else.
 LETTERS = re.compile(r"[-+0-9.,/\s]*[0-9]\s*(?:[mgshLlNWVJAtK]|[A-Za-z]{2,})")
-SUBTRACTION = re.compile(r"[0-9]+(?:\s?[-–]\s?[0-9]+)+")
+SUBTRACTION = re.compile(r"[0-9]+(?:\s?[-\u2013]\s?[0-9]+)+")
 WORKED = re.compile(r"\\boxed|\n\s*\S|[a-z0-9]\.\s+[A-Z]|(?:[A-Za-z]{2,}[\s,]+){12}")
 
 

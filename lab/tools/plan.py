@@ -96,8 +96,9 @@ def foresee(gpu: str, world: int, config: TrainConfig) -> list[str]:
         f"{sampling.max_tokens} tokens, less if they are shorter: {in_words(sample)} of sampling, "
         f"{in_words(train)} of scoring and updates",
         f"assumes {1000 * decoding:.2g} ms per decoding step, {batches} batch(es) of at most "
-        f"{min(batch, of_rank)} rows per step, and {TRAINING:.0%} of the peak FLOP/s in scoring and updates, as "
-        "measured on one H200 (docs/hardware.md); measure one step with --steps 1 first",
+        f"{min(batch, of_rank)} rows per step, and {TRAINING:.0%} of the peak FLOP/s in scoring "
+        "and updates, as measured on one H200 (docs/hardware.md); measure one step with --steps 1 "
+        "first",
     ]
 
 

@@ -1,7 +1,7 @@
 """Grade responses that were made elsewhere, as if eval.py had generated them.
 
-    python -m lab.tools.replay FILE                 # into evals/replay-FILE; prints eval.py's tables
-    python -m lab.tools.replay FILE --out FOLDER    # a folder in which only such files are graded
+    python -m lab.tools.replay FILE                # into evals/replay-FILE, and eval.py's tables
+    python -m lab.tools.replay FILE --out FOLDER   # a folder in which only such files are graded
 
 A line of the file has "problem" (text or a whole number), "response" (text), and "answer" (text or
 a number) or "tests" (an object). Optional are "model" and "benchmark" (text), "seed" (a whole

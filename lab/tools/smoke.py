@@ -1,6 +1,6 @@
 """The whole path of a run in a minute: two steps of two problems per rank, at real sizes of model.
 
-    python -m lab.tools.smoke --model PATH --ranks 8 FLAGS OF train.py     # a run of the name smoke-1
+    python -m lab.tools.smoke --model PATH --ranks 8 FLAGS OF train.py   # runs/smoke-1
 
 It loads, teaches, samples, grades, assigns credit, updates, saves and evaluates as train.py does
 with these flags; only numbers of steps, problems, rollouts and tokens are small. As responses that

