@@ -1,25 +1,22 @@
 """eval.py, run in process as a user would: tables, files, resumption, and the runs of train.py."""
 
 import json
-import math
 import shutil
 from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
-from builders.case_files import ROOT, cases, text_of
+from builders.case_files import cases
 from builders.commands import interrupt, run_well, words_of
 from builders.small_models import save_model
 from builders.stand_ins import generate_together, replace_sampler
 
 import eval as command
-import train
 from grpo import rollout
-from harness import files, tables
+from harness import files
 from harness.config import Embedded
 from harness.files import read_lines
 from tasks import toy
-from tasks.benchmarks import SUITES
 
 SMALL = (
     "--bench embedded --toy-lines 1 --heldout 20 --block 16 --samples 2 --temperature 1 --threads 1"

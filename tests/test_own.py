@@ -16,7 +16,6 @@ import train
 from harness import log
 from harness.files import append_rows, read_lines
 from harness.load import make_task
-from lab.records.random_model import LARGE
 from tasks import lessons
 
 SIZES = "--task own --steps 1 --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 4 "

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from harness.run import Parts, Run
 
 PER_RANK = 2  # problems of a step, and held-out ones
-TOKENS = 48  # per response, at most
+TOKENS = 24  # per response, at most
 
 
 def use(parts: "Parts") -> None:
