@@ -120,8 +120,8 @@ def plan(model: PreTrainedModel, config: TrainConfig, ranks: Ranks) -> list[str]
         count = max(1, count - len(checkpoints_of(Path(config.out) / str(config.name))))
     if gb["checkpoint"] * count > free:
         raise BadInput(
-            f"--out {config.out}: {checkpoint}, {count} (more) are there at a time, and {free:.3g} "
-            "GB of the disk are free; choose another, free space, or lower --keep"
+            f"--out {config.out}: {checkpoint}, {count} need room, and {free:.3g} GB of the disk "
+            "are free; choose another, free space, or lower --keep"
         )
     disk = f"{checkpoint}; {config.checkpoints.keep} stay, and one more while it is written; "
     disk += f"{free:.0f} GB of the disk are free"

@@ -200,6 +200,10 @@ def test_files_without_responses_are_refused(tmp_path, assert_refused):
     assert_refused(tables.main, [tmp_path], "generations.jsonl: cannot be read")
     files.append_rows(tmp_path / "generations.jsonl", [{"model": "m", "benchmark": "b"}])
     assert_refused(tables.main, [tmp_path], "generations.jsonl, line 1: cannot be read ('seed')")
+    row = dict(model="m", benchmark="b", seed=0, problem="p", score=None, reason="infra_error")
+    files.write_rows(tmp_path / "generations.jsonl", [row])
+    files.write_json(tmp_path / "settings.json", {"protocol": {}})
+    assert_refused(tables.main, [tmp_path], "settings.json: has no data")
 
 
 def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):

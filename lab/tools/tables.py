@@ -18,7 +18,7 @@ from typing import Annotated
 
 import tyro
 
-from eval import show
+from eval import KINDS, show
 from harness import files
 from harness.config import Counts, PathFlag
 from harness.evaluation import average
@@ -43,6 +43,11 @@ def print_tables(
     `pass_at` are the k of pass@k.
     """
     generations = read_generations(folder)
+    path = folder / "settings.json"
+    settings = files.read_settings(path)
+    for kind in KINDS:
+        if not isinstance(settings.get(kind), dict):
+            raise BadInput(f"{path}: has no {kind}; restore it")
     for (model, name), rows in generations.items():
         counts: dict[tuple, int] = defaultdict(int)
         for row in rows:
