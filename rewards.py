@@ -3,7 +3,6 @@
     grade_math(solution, gold)              -> Verdict(reward, reason)
     grade_code(response, tests)             -> Verdict(reward, reason)
     grade_all(grade, responses, references) -> one Verdict for each response, in order
-    python -m rewards FILE                  how the answers of a file (JSON lines) are read
 
 **Math.** The answer is the last `\\boxed{...}` of the solution. If that box is missing or never
 closed, there is no answer: an earlier box does not count, since a model could hedge with it. Equal
@@ -36,10 +35,8 @@ Left out: problems with several alternative answers, checkers for problems with 
 partial credit.
 """
 
-import argparse
 import builtins
 import contextlib
-import json
 import math
 import os
 import re
@@ -55,7 +52,7 @@ import numpy as np
 from tqdm import tqdm
 
 from grading import sandbox
-from grading.readings import forms_of, is_copied, reading_of
+from grading.readings import is_copied
 from grading.sandbox import SandboxError
 from grading.workers import in_worker
 
@@ -442,30 +439,3 @@ def code_blocks(text: str) -> list[tuple[str, str]]:
         else:
             lines.append(line)
     return blocks
-
-
-# ---- the answers of a file -----------------------------------------------------------------------
-
-
-def main() -> None:
-    """Print how a file's answers are read, and which of their other forms are not right."""
-    parser = argparse.ArgumentParser(prog="python -m rewards", description=main.__doc__)
-    parser.add_argument("file", help='JSON lines with "answer"')
-    path = parser.parse_args().file
-    try:
-        lines = Path(path).read_text(encoding="utf-8-sig").split("\n")
-        golds = [str(json.loads(line)["answer"]) for line in lines if line.strip()]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        parser.error(f'{path}: {error!r}; give JSON lines, each with "answer"')
-    for row, gold in enumerate(golds, 1):
-        if reading_of(gold):
-            print(f"row {row}: {gold!r} is {reading_of(gold)}")
-        for form in forms_of(gold):
-            graded = grade_math(rf"\boxed{{{form}}}", gold)
-            if graded.reason != "correct":
-                print(f"row {row}: {form!r} is {graded.reason} for {gold!r}")
-    print(f"{len(golds)} answers")
-
-
-if __name__ == "__main__":
-    main()

@@ -157,7 +157,7 @@ class TrainConfig:
     lab (words); default: embedded without --model, otherwise math.
     """
     model: OptionalText = None
-    """Hugging Face folder or hub id, .gguf file, or smollm2; by default embedded makes a model."""
+    """Hugging Face folder or hub id; by default embedded makes a model."""
     seed: Seed = 0
     """Random seed of problems, new weights, sampling and shuffling."""
     out: Annotated[str, spec("TEXT", str)] = "runs"

@@ -2,7 +2,6 @@
 
     evaluate_benchmark(sampler, ...)  a row per generation, with its verdict
     finished_blocks(path, ...)        what an evaluation that continues need not repeat
-    grade_file(path, ...)             the same rows, of responses from elsewhere (--replay)
     summarise(rows)                   one model on one benchmark: mean, error and shares
     paired_difference(rows, others)   two models' mean difference on problems that both answered
     average(results)                  one model's mean over benchmarks

@@ -172,7 +172,11 @@ def print_before(config: TrainConfig, folder: Path, before: dict) -> None:
 
 
 def print_time(run: Run, seconds: float) -> None:
-    """Print how long sampling will take, from the `seconds` of the first evaluation."""
+    """Print how long sampling takes at most, from the `seconds` of the first evaluation.
+
+    It is scaled by the number of responses. On a GPU a batch of more responses takes hardly longer,
+    as a decoding step waits for Python; on a CPU it does.
+    """
     sampling = run.config.sampling
     heldout = len(run.context.task.heldout)
     groups = min(heldout, run.config.evaluation.eval_groups)
@@ -181,7 +185,8 @@ def print_time(run: Run, seconds: float) -> None:
     of_step = timedelta(seconds=round(step))
     of_run = timedelta(seconds=round(step * run.config.optimisation.steps))
     note = f"at the speed of this evaluation, sampling takes {of_step} a step and {of_run} in all"
-    print(wrap(f"{note}; scoring and updates add to it"), flush=True)
+    rest = "on a GPU less, where a larger batch takes hardly longer; scoring and updates add to it"
+    print(wrap(f"{note}; {rest}"), flush=True)
 
 
 def write_evaluation(folder: Path, when: str, found: dict) -> None:

@@ -23,6 +23,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 
 from grpo import AT_ONCE, HEAD_CHUNK
 from harness.config import Machine, TrainConfig
+from harness.files import checkpoints_of
 from harness.run import Ranks
 from tasks.errors import BadInput
 from tasks.problems import Task
@@ -31,9 +32,6 @@ PROMPT = 256  # assumed tokens per prompt, in what is printed
 # Share of a GPU's room for rollouts generated together; the rest is for what `row_bytes` omits.
 SHARE = 0.8
 CUDA = 2.0  # GB, at most, that CUDA and NCCL take for themselves
-# Shares of the peak FLOP/s that sampling and training reached on one H200 (docs/hardware.md).
-SAMPLING = 0.01
-TRAINING = 0.3
 
 
 def predict(model: PreTrainedModel, config: TrainConfig, world: int) -> dict[str, float]:
@@ -110,20 +108,30 @@ def longest_prompt(task: Task, problems: Sequence[dict], tokenizer: PreTrainedTo
 def plan(model: PreTrainedModel, config: TrainConfig, ranks: Ranks) -> list[str]:
     """The plan's lines on predicted memory and disk, with a warning where memory is too small.
 
-    Raises BadInput if a checkpoint does not fit on the disk.
+    Raises BadInput if the checkpoints that are kept do not fit on the disk.
     """
     room = room_gb(ranks.device)
     gb = predict(model, config, ranks.world)
     lines = memory_lines(gb, room)
     free = free_gb(Path(config.out))
     checkpoint = f"a checkpoint takes {gb['checkpoint']:.3g} GB"
-    if gb["checkpoint"] > free:
+    count = checkpoints_at_once(config)
+    if config.checkpoints.resume:  # those that are there have taken their room
+        count = max(1, count - len(checkpoints_of(Path(config.out) / str(config.name))))
+    if gb["checkpoint"] * count > free:
         raise BadInput(
-            f"--out {config.out}: {checkpoint}, and {free:.3g} GB of the disk are free; choose "
-            "another, or free space"
+            f"--out {config.out}: {checkpoint}, {count} need room, and {free:.3g} GB of the disk "
+            "are free; choose another, free space, or lower --keep"
         )
-    disk = f"{checkpoint}; {config.checkpoints.keep} stay; {free:.0f} GB of the disk are free"
+    disk = f"{checkpoint}; {config.checkpoints.keep} stay, and one more while it is written; "
+    disk += f"{free:.0f} GB of the disk are free"
     return [*lines, disk]
+
+
+def checkpoints_at_once(config: TrainConfig) -> int:
+    """The most checkpoints on the disk: an old one goes after the new one is written."""
+    saved = -(-config.optimisation.steps // config.checkpoints.save_every)
+    return min(saved, config.checkpoints.keep + 1)
 
 
 def memory_lines(gb: dict[str, float], room: float) -> list[str]:

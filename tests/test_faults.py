@@ -103,14 +103,6 @@ def test_damaged_files_are_named(case, copied, assert_says, resumed, asked_again
         assert_says(evaluation, asked_again, case["words"], copied)
 
 
-@pytest.mark.parametrize("case", cases("rows.jsonl"))
-def test_rows_of_another_type_are_named(case, tmp_path, monkeypatch, assert_says):
-    """Such rows of --replay are not graded."""
-    monkeypatch.chdir(tmp_path)
-    files.append_rows(tmp_path / "rows.jsonl", [case["row"]])
-    assert_says(evaluation, "--replay rows.jsonl --out a/b".split(), case["words"], tmp_path)
-
-
 def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, assert_says):
     """The hub is asked once, and what is on the disk is used.
 

@@ -169,7 +169,12 @@ def test_the_plan_of_the_papers_recipe(room, free, warnings, plan, documented):
     "room, free, force, words",
     [
         (80, 999, False, "--model M: .* take 137.1 GB a rank of 80.0 GB; give --lora-rank 16, "),
-        (1, 100, True, "--out o: a checkpoint takes 107 GB, and 100 GB of the disk are free"),
+        (
+            1,
+            100,
+            True,
+            "--out o: a checkpoint takes 107 GB, 3 need room, and 100 GB of the disk are free",
+        ),
     ],
 )
 def test_what_can_never_fit_is_refused(room, free, force, words, plan):

@@ -140,34 +140,6 @@ def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
     assert [len(log.step_lines(METRICS, 40, shown)) for shown in (1, 19, 20, 21)] == [1, 1, 3, 1]
 
 
-def test_the_curve_shows_weights_beside_the_first_error_where_rows_have_them(tmp_path, monkeypatch):
-    """Steps logged without such weights leave a gap, as do those without a mixed group.
-
-    The floor is there if eps is known; the axes of the weights begin below 0.
-    """
-    drawn = []
-    save = "matplotlib.figure.Figure.savefig"
-    monkeypatch.setattr(save, lambda figure, *_, **options: drawn.append(figure.axes))
-    known = METRICS | dict(step=2, weight_before=0.1, weight_after=0.3, eps_over_nbar=0.05)
-    after = BEFORE | {"greedy": (0.5, 0.1, 512)}
-    equal = known | dict(step=3, equal_groups=1.0, weight_mean=1.0)
-    for history in ([METRICS], [METRICS, known, equal]):
-        log.plot(history, BEFORE, after, config_from([]), tmp_path / "curve.png")
-    (_, mean), (rewards, weights) = drawn
-    held_out = [bars.lines[0].get_xydata().tolist() for bars in rewards.containers]
-    assert held_out[0] == [[0, 0.344], [3, 0.5]]
-    of_steps = [line.get_ydata().tolist() for line in rewards.lines]
-    assert of_steps[:2] == [[0.43] * 3, [0.0625, 0.0625, 1]]
-    assert [line.get_ydata()[0] for line in mean.lines] == [0.264, 0]
-    expected = [[0.264, 0.264, math.nan], [math.nan, 0.1, 0.1], [math.nan, 0.3, 0.3]]
-    expected += [[0.05 * math.log(12)] * 2, [0, 0]]
-    for line, values in zip(weights.lines, expected, strict=True):
-        assert line.get_ydata() == pytest.approx(values, nan_ok=True)
-    for axes in (mean, rewards, weights):
-        assert axes.get_ylim()[0] <= 0
-        assert axes.get_title() and axes.get_xlabel() and axes.get_ylabel()
-
-
 def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsys):
     """The plan wraps its notes; the end compares, and names the next command.
 

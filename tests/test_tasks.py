@@ -94,21 +94,10 @@ def made_task(tokenizer, tmp_path, rows: list[dict], context: int, words: str):
     return make_task(config, tokenizer, context)
 
 
-def test_a_training_task_refuses_copies_and_says_how_answers_are_read(qwen, tmp_path):
-    """One note for each kind of answer, with its first row; a copied question is wrong."""
-    answers = ["9", "6m", "2t", r"\frac{1}{2", "3-4", "As 1+1 is 2. So 2", "3 apples", "2x+1", "5"]
-    rows = [{"problem": "What is 4 + 5?", "answer": answer} for answer in answers]
-    rows[-1] = {"problem": "Why?", "solution": r"\boxed{4}, so \boxed{5}"}
-    _, task, notes = made_task(qwen, tmp_path, rows, 512, "--template chat --heldout 1")
-    readings = [note for note in notes if note.startswith("row ")]
-    assert readings == [
-        "row 2, answer '6m': read as a product with letters, no unit; a unit of one letter needs a "
-        "space before",
-        r"row 4, answer '\\frac{1}{2': not equal to itself, as its braces do not match",
-        "row 5, answer '3-4': read as a subtraction",
-        "row 6, answer 'As 1+1 is 2. So 2': a worked solution, which no response equals",
-        "row 9, answer '5': the last of several boxes",
-    ]
+def test_a_training_task_refuses_copies(qwen, tmp_path):
+    """A copied question is wrong."""
+    rows = [{"problem": "What is 4 + 5?", "answer": "9"}] * 9
+    _, task, _ = made_task(qwen, tmp_path, rows, 512, "--template chat --heldout 1")
     rollouts = Rollouts(
         None, None, None, None, torch.zeros(2) > 0, [r"\boxed{4 + 5}", r"\boxed{9}"]
     )

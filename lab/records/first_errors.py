@@ -1,7 +1,7 @@
 """How many rollouts of the taught SmolLM2 are wrong, and in how many a first error is found.
 
 It samples 8 rollouts to each of 32 word problems from runs/words-shear-1/start, which
-`python train.py --model smollm2 --task words` makes. It takes three minutes on two CPU cores.
+`python train.py --model models/smollm2 --task words` makes. It takes three minutes on two cores.
 
 Run: `python -m lab.records.first_errors`.
 """

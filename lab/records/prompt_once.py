@@ -1,6 +1,6 @@
 """Seconds of scoring and of a forward and backward pass, with prompts computed once and without.
 
-The model is runs/words-shear-1/start, which `python train.py --model smollm2 --task words` makes.
+The model is runs/words-shear-1/start: `python train.py --model models/smollm2 --task words`.
 Each line has the tokens of the batch and the two times, by turns.
 
 Run: `python -m lab.records.prompt_once`.

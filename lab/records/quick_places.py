@@ -1,6 +1,6 @@
 """Where weights lie around first errors, from the groups that `lab.studies.diagnose` has sampled.
 
-    python -m lab.studies.diagnose --model smollm2 --task words --heldout 320 --groups 264 \\
+    python -m lab.studies.diagnose --model models/smollm2 --task words --heldout 320 --groups 264 \\
       --continuations 0 --out runs/words
     python -m lab.records.quick_places runs/words lab/records/real-weights-places.json
     python -m lab.studies.diagnose --toy-lines 24 --heldout 256 --groups 256 --continuations 0 \\

@@ -1,6 +1,6 @@
 """The model that `first_errors` and `prompt_once` measure: SmolLM2, taught on word problems.
 
-`python train.py --model smollm2 --task words` makes it, in runs/words-shear-1/start.
+`python train.py --model models/smollm2 --task words` makes it, in runs/words-shear-1/start.
 """
 
 from harness import fsdp

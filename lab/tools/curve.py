@@ -1,16 +1,22 @@
 """A run's curve: rewards on the left, token weights on the right.
 
-python -m lab.tools.curve runs/NAME     # runs/NAME/curve.png
+    python -m lab.tools.curve runs/NAME     # runs/NAME/curve.png
+
+It reads config.json and metrics.jsonl, also of a run that goes on, was interrupted or was resumed.
+The left panel has the reward, held-out accuracy and the share of groups without signal. The right
+one has the mean token weight, the weights before and after the first error where the rows have
+them, and the floor of the weights, which is Eq. (10) for equal spans.
 """
 
 import math
 import sys
 from pathlib import Path
 
-import pandas as pd
+import tyro
 
 from harness import files
-from harness.config import TrainConfig
+from lab.tools.command import command, packages
+from tasks.errors import BadInput
 
 # Colours of figures: blue and orange, as on the page.
 RIGHT = "#0072B2"
@@ -19,60 +25,84 @@ INK = "#222222"
 FAINT = "#999999"
 
 
-def draw(folder: Path) -> Path:
-    """Draw the curve of a run that has ended; raises BadInput."""
-    rows = [files.with_nan(row) for row in files.read_lines(folder / "metrics.jsonl")]
-    ends = {name: row[name] for row in rows for name in ("before", "after") if name in row}
+def draw(run: tyro.conf.Positional[Path]) -> None:
+    """Draw curve.png, the curve of the run in a folder."""
+    settings = files.config_of(run)
+    if settings is None:
+        raise BadInput(f"{run}: is no run of train.py, which has a config.json; give its folder")
+    rows = [files.with_nan(row) for row in files.read_lines(run / "metrics.jsonl")]
     history = [row for row in rows if "step" in row]
-    config = files.read_config(files.read_settings(folder / "config.json"))
-    path = folder / "curve.png"
-    plot(history, ends["before"], ends["after"], config, path)
-    return path
+    if not history:
+        raise BadInput(f"{run / 'metrics.jsonl'}: has no step yet; wait for the first")
+    evaluations = {}  # after how many steps -> accuracies
+    done = 0
+    for row in rows:
+        done = row.get("step", done)
+        for when in ("before", "after"):
+            if when in row:
+                evaluations[done] = row[when]
+    path = run / "curve.png"
+    plot(history, evaluations, settings, path)
+    print(path)
 
 
-def plot(history: list[dict], before: dict, after: dict, config: TrainConfig, path: Path) -> None:
-    """Draw the run's curve: rewards on the left, token weights on the right.
+def plot(history: list[dict], evaluations: dict[int, dict], settings: dict, path: Path) -> None:
+    """Draw the rows of steps, and evaluations by the number of steps before them.
 
-    The left panel also has held-out accuracy and the share of groups without signal; the right one
-    the weights' floor, which is Eq. (10) for equal spans.
+    A metric that a row lacks leaves a gap.
     """
-    # Not pyplot, which needs a backend. Imported here, so that only one rank waits for it.
-    from matplotlib.figure import Figure
-
+    with packages():
+        from matplotlib.figure import Figure  # not pyplot, which needs a backend
     figure = Figure(figsize=(9, 3.4), layout="constrained")
     rewards, weights = figure.subplots(1, 2)
-    rows = pd.DataFrame(history)  # one per step, a column per metric
-    steps = rows["step"]
-    # where no token has an advantage the mean is 1, a number that was not measured
-    rows["weight_mean"] = rows["weight_mean"].where(rows["equal_groups"] < 1)
-    rewards.plot(steps, rows["reward"], color=INK, label="right, training batch")
-    rewards.plot(steps, rows["equal_groups"], color=FAINT, label="groups without signal")
+    steps = column(history, "step")
+    reward = column(history, "reward")
+    equal_groups = column(history, "equal_groups")
+    rewards.plot(steps, reward, color=INK, label="right, training batch")
+    rewards.plot(steps, equal_groups, color=FAINT, label="groups without signal")
     for name, marker, colour in (("greedy", "o", RIGHT), ("sampled", "s", WRONG)):
-        means, errors, _ = zip(before[name], after[name], strict=True)
+        means = [found[name][0] for found in evaluations.values()]
+        errors = [found[name][1] for found in evaluations.values()]
         label = f"right, held out, {name}"
-        rewards.errorbar([0, len(steps)], means, errors, fmt=marker, color=colour, label=label)
+        rewards.errorbar(list(evaluations), means, errors, fmt=marker, color=colour, label=label)
     # those of --reward may lie elsewhere
-    limits = min(0, rows["reward"].min()), max(1, rows["reward"].max())
-    rewards.set(ylabel="share", ylim=limits, title=f"{config.task} task")
+    known = [value for value in reward if math.isfinite(value)]
+    limits = min(0, *known, 0), max(1, *known, 1)
+    rewards.set(ylabel="share", ylim=limits, title=f"{settings.get('task')} task")
     curves = {
         "weight_mean": ("all tokens", INK),
         "weight_before": ("wrong, before the first error", RIGHT),
         "weight_after": ("wrong, from it on", WRONG),
     }
     for name, (title, colour) in curves.items():
-        if name in rows:
-            weights.plot(steps, rows[name], color=colour, label=title)
-    if "eps_over_nbar" in rows:
-        floor = rows["eps_over_nbar"].mean() * math.log(config.shear.window)
+        values = column(history, name)
+        if name == "weight_mean":
+            # where no token has an advantage the mean is 1, a number that was not measured
+            for place, share in enumerate(equal_groups):
+                if share == 1:
+                    values[place] = math.nan
+        if any(map(math.isfinite, values)):
+            weights.plot(steps, values, color=colour, label=title)
+    eps = [value for value in column(history, "eps_over_nbar") if math.isfinite(value)]
+    if eps and "window" in settings:
+        floor = sum(eps) / len(eps) * math.log(settings["window"])
         weights.axhline(floor, color=FAINT, ls="--", lw=1, label="floor, eps ln window")
     weights.axhline(0, color=FAINT, lw=0.5)
-    weights.set(ylabel="mean token weight", title=f"{config.credit.method} weights")
+    weights.set(ylabel="mean token weight", title=f"{settings.get('method')} weights")
     for axes in (rewards, weights):
         axes.set_xlabel("step")
         axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.legend(fontsize=8, frameon=False)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=160)
 
 
+def column(rows: list[dict], name: str) -> list[float]:
+    """A metric of each row, NaN where it is missing."""
+    return [row.get(name, math.nan) for row in rows]
+
+
+main = command("lab.tools.curve", draw)
+
 if __name__ == "__main__":
-    print(draw(Path(sys.argv[1])))
+    sys.exit(main())

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from lab.tools.command import packages
 from tasks.errors import BadInput, cause
 
 if TYPE_CHECKING:
@@ -39,7 +40,8 @@ def add(model: PreTrainedModel, seed: int, rank: int) -> None:
 
     Raises BadInput if PEFT refuses the model's layers.
     """
-    from peft import LoraConfig, get_peft_model  # imported late: slow, and few runs need it
+    with packages():
+        from peft import LoraConfig, get_peft_model  # imported late: slow, and few runs need it
 
     torch.manual_seed(seed)
     config = LoraConfig(r=rank, lora_alpha=rank, target_modules="all-linear")

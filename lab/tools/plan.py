@@ -1,48 +1,112 @@
-"""Memory and hours of a run on GPUs that are not here; reads no weights.
+"""Memory, disk and hours of a run on GPUs that are not here; reads no weights.
 
-python -m lab.tools.plan H100 8 --model Qwen/Qwen2.5-Math-7B      # 8 of them; flags of train.py
+    python -m lab.tools.plan H100 8 --model Qwen/Qwen2.5-Math-7B      # 8 of them; flags of train.py
+
+Memory is what `harness/memory.py` predicts. Hours are those of responses that are all as long as
+they may be. They are reckoned from two steps on one H200 (docs/hardware.md, 2026-11-26): sampling
+waits for Python, so a decoding step takes nearly the same time for any number of rows; scoring and
+updates are bound by the GPU's arithmetic.
+
+Left out: reading the keys and values of long responses, which those steps, whose rows had mostly
+ended, did little of; evaluations; the lessons; a second node.
 """
 
+import math
 import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Literal
+
+import tyro
 
 from harness import log
+from harness.command import resolve
 from harness.config import TrainConfig, parse_train, with_values
-from harness.memory import PROMPT, choose_batch, memory_lines, predict
+from harness.memory import PROMPT, checkpoints_at_once, choose_batch, memory_lines, predict
 from harness.models import load_shapes
-from tasks.errors import BadInput
+from lab.tools.command import command
+from tasks import toy
+from tasks.settings import TASKS, Count
 
-SAMPLING, TRAINING = 0.01, 0.3  # shares of the peak FLOP/s that were reached on one H200
-# Memory in GB and peak TFLOP/s in bfloat16, for --plan.
+# Memory in GB and peak TFLOP/s in bfloat16.
 GPUS = {"A100": (80, 312), "H100": (80, 989), "H200": (141, 989)}
+# Seconds of a decoding step, and more of it per parameter: 24 ms with 1.5 billion (72.8 s for 3,000
+# steps), 46 ms with 7.6 billion and an adapter (23.1 s for 500).
+DECODING = 19e-3
+PER_PARAMETER = 3.6e-12
+# The share of the peak FLOP/s in scoring and training: 27% and 36% in these steps.
+TRAINING = 0.3
+FLOPS = 10  # per token and parameter: 2 to score, 6 to train, 2 to recompute
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the plan of a run; returns the exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+
+    def plan(
+        gpu: tyro.conf.Positional[Literal["A100", "H100", "H200"]],
+        ranks: tyro.conf.Positional[Count],
+    ) -> None:
+        """Memory, disk and hours of a run on so many GPUs; flags of train.py follow."""
+        for line in foresee(gpu, ranks, configure(words[2:])):
+            print(log.wrap(line))
+
+    return command("lab.tools.plan", plan)(words[:2])
+
+
+def configure(flags: list[str]) -> TrainConfig:
+    """The configuration of a run on a GPU that is not here; raises BadInput."""
+    asked = parse_train(flags)
+    config = resolve(with_values(asked, {"device": "cpu"}))
+    dtype = asked.machine.dtype
+    if dtype == "auto":
+        dtype = "float32" if TASKS[config.task].makes_model else "bfloat16"
+    return with_values(config, {"device": "cuda", "dtype": dtype})
 
 
 def foresee(gpu: str, world: int, config: TrainConfig) -> list[str]:
-    """Lines on the memory and the hours of a run on --ranks GPUs of --plan; reads no weights.
-
-    The hours are those of responses that are all as long as they may be. Raises BadInput.
-    """
-    if not config.model:
-        raise BadInput(f"lab.tools.plan {gpu}: needs --model; give a folder or hub id")
+    """Lines on the memory, the disk and the hours of a run on `world` GPUs; raises BadInput."""
     room, peak = GPUS[gpu]
-    model = load_shapes(config.model)
-    config = with_values(config, {"device": "cuda", "dtype": "bfloat16"})
-    left = room - predict(model, config, world)["resident"]
+    problems = config.problems
     sampling = config.sampling
-    batch = choose_batch(model.config, config.machine, left, PROMPT, sampling.max_tokens)
-    gb = predict(model, with_values(config, {"generate_batch": batch}), world)
-    rollouts = config.optimisation.steps * sampling.prompts_per_step * sampling.rollouts_per_prompt
-    # FLOPs per token and parameter: 2 to sample, 2 to score, 6 to train, 2 to recompute
-    flops = (2 / SAMPLING + 10 / TRAINING) * rollouts * sampling.max_tokens * model.num_parameters()
-    hours = flops / (world * peak * 1e12) / 3600
-    note = (
-        f"about {hours:,.0f} hours on {world} {gpu} if all {rollouts:,} responses have "
-        f"{sampling.max_tokens} tokens, fewer if they are shorter; assumes {SAMPLING:.0%} of the "
-        f"peak FLOP/s in sampling and {TRAINING:.0%} in scoring and training"
+    if config.model:
+        model = load_shapes(config.model)
+    else:
+        model = toy.make_model(problems.toy_lines, config.seed, problems.toy_width)
+    parameters = model.num_parameters()
+    resident = predict(model, config, world)["resident"]
+    batch = config.machine.generate_batch or choose_batch(
+        model.config, config.machine, room - resident, PROMPT, sampling.max_tokens
     )
-    return [*memory_lines(gb, room), note]
+    gb = predict(model, with_values(config, {"generate_batch": batch}), world)
+
+    steps = config.optimisation.steps
+    of_rank = math.ceil(sampling.prompts_per_step / world) * sampling.rollouts_per_prompt
+    batches = math.ceil(of_rank / batch)
+    decoding = DECODING + PER_PARAMETER * parameters  # seconds
+    sample = steps * batches * sampling.max_tokens * decoding
+    responses = steps * sampling.prompts_per_step * sampling.rollouts_per_prompt
+    tokens = responses * sampling.max_tokens
+    train = FLOPS * tokens * parameters / (TRAINING * world * peak * 1e12)
+    return [
+        *memory_lines(gb, room),
+        f"a checkpoint takes {gb['checkpoint']:.3g} GB; up to {checkpoints_at_once(config)} are on "
+        "the disk at a time",
+        f"about {in_words(sample + train)} on {world} {gpu} if all {responses:,} responses have "
+        f"{sampling.max_tokens} tokens, less if they are shorter: {in_words(sample)} of sampling, "
+        f"{in_words(train)} of scoring and updates",
+        f"assumes {1000 * decoding:.2g} ms per decoding step, {batches} batch(es) of at most "
+        f"{min(batch, of_rank)} rows per step, and {TRAINING:.0%} of the peak FLOP/s in scoring "
+        "and updates, as measured on one H200 (docs/hardware.md); measure one step with --steps 1 "
+        "first",
+    ]
+
+
+def in_words(seconds: float) -> str:
+    """A time as hours, or as h:mm:ss below ten hours."""
+    hours = seconds / 3600
+    return f"{hours:,.0f} hours" if hours >= 10 else f"{timedelta(seconds=math.ceil(seconds))} h"
 
 
 if __name__ == "__main__":
-    print(
-        "\n".join(map(log.wrap, foresee(sys.argv[1], int(sys.argv[2]), parse_train(sys.argv[3:]))))
-    )
+    sys.exit(main())

@@ -1,25 +1,35 @@
 """Grade responses that were made elsewhere, as if eval.py had generated them.
 
-python -m lab.tools.replay FILE [FOLDER]     # evals/replay-FILE, and eval.py's tables
+    python -m lab.tools.replay FILE                # into evals/replay-FILE, and eval.py's tables
+    python -m lab.tools.replay FILE --out FOLDER   # a folder in which only such files are graded
+
+A line of the file has "problem" (text or a whole number), "response" (text), and "answer" (text or
+a number) or "tests" (an object). Optional are "model" and "benchmark" (text), "seed" (a whole
+number) and "truncated" (true or false). Values of another type are refused. Grading the same file
+again changes nothing.
 """
 
 import json
 import sys
+from collections import Counter, defaultdict
 from pathlib import Path
 
-import pandas as pd
 import torch
+import tyro
 
 from eval import add_settings, show
 from grading.readings import read_answer
 from harness import files
+from harness.config import PathFlag
 from harness.run import Ranks
+from lab.tools.command import command
 from rewards import Verdict, grade_all, style_of
 from tasks.errors import BadInput, bad_input_on_error
 from tasks.problems import grader
 from tasks.rows import from_files, lacks
+from tasks.settings import Sandbox, Seconds
 
-# The types of what a row of --replay may have, besides "tests".
+# The types of what a row may have, besides "tests".
 RESPONSE = {
     "problem": str | int,
     "response": str,
@@ -31,38 +41,40 @@ RESPONSE = {
 }
 
 
-def replay(file: str, out: str = "") -> Path:
-    """Grade the responses of a file as if they had been generated here; return the folder.
-
-    Raises BadInput.
-    """
-    rows, data = grade_file(file, None, "auto")
+def replay(
+    file: tyro.conf.Positional[PathFlag],
+    *,
+    out: PathFlag | None = None,
+    grade_timeout: Seconds = None,
+    sandbox: Sandbox = "auto",
+) -> None:
+    """Grade the responses of a file, into the folder `out`, and print the tables."""
+    rows, data = grade_file(str(file), grade_timeout, sandbox)
     models = {row["model"]: {"origin": row["model"], "template": "unknown"} for row in rows}
-    settings = {"protocol": {"replayed": file}, "data": data, "models": models}
-    folder = Path(out or f"evals/replay-{Path(file).stem}")
+    settings = {"protocol": {"replayed": str(file)}, "data": data, "models": models}
+    folder = out or Path("evals", f"replay-{file.stem}")
     with files.locked_folder(folder, Ranks(0, 1, torch.device("cpu")), "settings.json"):
         add_settings(folder, settings)
         files.write_rows(folder / "generations.jsonl", rows)
-    return folder
+    show(folder)
 
 
 def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dict], dict]:
-    """The rows of a `--replay` file with their verdicts, and a description of each benchmark.
+    """The rows of a file with their verdicts, and a description of each benchmark.
 
-    A line has "problem", "response", and "answer" (math) or "tests" (code); "model", "benchmark",
-    "seed" and "truncated" are optional. Raises BadInput.
+    Raises BadInput.
     """
-    source, revision, table = from_files([path], f"--replay {path}")
+    source, revision, table = from_files([path], path)
     needed = 'a row has "problem", "response", and "answer" or "tests": docs/evaluation.md'
     defaults = dict(model="replay", benchmark="replay", seed=0, truncated=False)
     lines = []
     for number, row in enumerate(table, 1):
         line = {name: value for name, value in row.items() if value is not None}
-        with bad_input_on_error(f"--replay {path}, row {number}", needed):
+        with bad_input_on_error(f"{path}, row {number}", needed):
             check_response(line)
         lines.append(defaults | line | {"problem": str(line["problem"])})
     if not lines:
-        raise BadInput(f"--replay {path}: has no rows; give another file")
+        raise BadInput(f"{path}: has no rows; give another file")
 
     kinds = {"code" if "tests" in line else "math" for line in lines}
     graders = {kind: grader(kind, timeout_s, level) for kind in kinds}
@@ -74,28 +86,31 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
 
     verdicts = grade_all(grade, [line["response"] for line in lines], lines)
     rows = []
+    answered: Counter[tuple] = Counter()  # responses of a model to a problem, by seed
+    problems = defaultdict(set)  # of each benchmark
     for line, verdict in zip(lines, verdicts, strict=True):
         if line["truncated"]:
             verdict = Verdict(0.0, "truncated")
-        row = {name: line[name] for name in ("model", "benchmark", "seed", "problem", "response")}
-        rows.append(row | {"block": 0, "score": verdict.reward, "reason": verdict.reason})
-    graded = pd.DataFrame(rows)
-    # the number of each response among those to its problem
-    graded["sample"] = graded.groupby(["model", "benchmark", "seed", "problem"]).cumcount()
+        row = {name: line[name] for name in ("model", "benchmark", "seed", "problem")}
+        key = tuple(row.values())
+        row |= {"response": line["response"], "block": 0, "sample": answered[key]}
+        rows.append(row | {"score": verdict.reward, "reason": verdict.reason})
+        answered[key] += 1
+        problems[line["benchmark"]].add(line["problem"])
     data = {}
-    for name, of_set in graded.groupby("benchmark"):
+    for name, of_set in problems.items():
         data[name] = {
-            "k": int(of_set["sample"].max()) + 1,
-            "problems": of_set["problem"].nunique(),
+            "k": max(count for key, count in answered.items() if key[1] == name),
+            "problems": len(of_set),
             "source": source,
             "revision": revision,
             "window": None,
         }
-    return graded.to_dict("records"), data
+    return rows, data
 
 
 def check_response(line: dict) -> None:
-    """Raise ValueError for a row of --replay that lacks something, or has it of another type."""
+    """Raise ValueError for a row that lacks something, or has it of another type."""
     for name, kind in RESPONSE.items():
         if name in line and not isinstance(line[name], kind):
             raise ValueError(f'"{name}" is {json.dumps(line[name])[:60]}')
@@ -105,5 +120,7 @@ def check_response(line: dict) -> None:
         style_of(line.get("tests"))
 
 
+main = command("lab.tools.replay", replay)
+
 if __name__ == "__main__":
-    show(replay(*sys.argv[1:3]))
+    sys.exit(main())

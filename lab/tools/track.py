@@ -1,58 +1,118 @@
-"""A run's metrics.jsonl to a tracker, while it grows or after the fact.
+"""A run's metrics.jsonl to a dashboard, while it grows or after the fact.
 
-    python -m lab.tools.track wandb runs/NAME     # or trackio, tensorboard, which must be installed
+    python -m lab.tools.track wandb runs/NAME             # the steps that are there
+    python -m lab.tools.track trackio runs/NAME --follow  # and those that come, until the run ends
+    tensorboard --logdir runs                             # shows what `track tensorboard` wrote
 
-metrics.jsonl stays the source. Left out: the evaluations before and after training, samples.
+It is a process of its own, so a dashboard that fails never hurts the run, and metrics.jsonl stays
+the source. A dashboard that cannot start is refused at once. A step that it does not take is a
+warning, and is sent again with the next one. `--follow` ends with the run: when the row after
+training is there, or no process holds the run's folder any more.
+
+Left out: the evaluations before and after training, samples, continuing an earlier dashboard's run.
 """
 
+import fcntl
+import importlib
+import os
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Literal
+
+import tyro
 
 from harness import files
-from harness.config import TrainConfig, flat
-from tasks.errors import BadInput, cause
+from lab.tools.command import command, packages
+from tasks.errors import BadInput, RunFailed, cause
 
-if TYPE_CHECKING:
-    from accelerate.tracking import GeneralTracker
+SECONDS = 10.0  # between two looks at metrics.jsonl
+GIVE_UP = 2  # steps that fail before the others wait for the next time
+Log = Callable[[dict[str, float], int], object]  # metrics by name, and their step
 
 
-def follow(name: str, folder: Path, every: float = 10.0) -> None:
-    """Log each step's row as it comes, until the row after training is there."""
-    config = files.read_config(files.read_settings(folder / "config.json"))
-    tracker = start_tracker(name, config, folder)
-    logged = 0
+def track(
+    tracker: tyro.conf.Positional[Literal["wandb", "trackio", "tensorboard"]],
+    run: tyro.conf.Positional[Path],
+    *,
+    follow: bool = False,
+) -> None:
+    """Log each step of the run in a folder; with `follow` also those that come."""
+    settings = files.config_of(run)
+    if settings is None:
+        raise BadInput(f"{run}: is no run of train.py, which has a config.json; give its folder")
+    with packages():
+        log, finish = start(tracker, settings, run)
+    waiting: list[dict] = []
+    last = 0  # the last step that was read
     while True:
-        rows = files.read_lines(folder / "metrics.jsonl")
-        for row in rows[logged:]:
-            if "step" in row:
-                tracker.log(flatten_numbers(row), step=row["step"])
-        logged = len(rows)
-        if rows and "after" in rows[-1]:
+        goes_on = follow and is_held(run)  # asked first, so that no later row is missed
+        path = run / "metrics.jsonl"
+        rows = files.read_lines(path) if path.exists() else []
+        for row in rows:
+            if row.get("step", 0) > last:
+                last = row["step"]
+                waiting = send([*waiting, row], log)
+        if not goes_on or (rows and "after" in rows[-1]):
             break
-        time.sleep(every)
-    tracker.finish()
+        time.sleep(SECONDS)
+    waiting = send(waiting, log)
+    finish()
+    if waiting:
+        raise RunFailed(f"{tracker}: {len(waiting)} of {last} steps were not logged; try again")
 
 
-def start_tracker(name: str, config: TrainConfig, folder: Path) -> "GeneralTracker":
-    """The tracker of a name; raises BadInput where it cannot start."""
-    from accelerate import tracking  # here, as few runs ask for it
-    from accelerate.state import PartialState
+def start(tracker: str, settings: dict, run: Path) -> tuple[Log, Callable[[], object]]:
+    """How to log to a tracker, and how to end it; raises BadInput where it cannot start."""
+    if tracker == "tensorboard":
+        from torch.utils.tensorboard import SummaryWriter
 
-    PartialState()  # the trackers raise without it; it takes a process group as it is
-    kind = tracking.LOGGER_TYPE_TO_CLASS[name]
-    if name == "tensorboard":
-        run = kind(name, logging_dir=folder)
-    else:
-        place = {"dir": folder} if name == "wandb" else {}
-        run = kind("shear", name=folder.name, config=flat(config), **place)
+        writer = SummaryWriter(run)
+        return partial(write_scalars, writer), writer.close
+    package = importlib.import_module(tracker)
+    place = {"dir": run} if tracker == "wandb" else {}
     try:
-        run.start()
-    except Exception as error:  # of every kind; the cause stays attached
-        remedy = "log in, set WANDB_MODE=offline, or leave it out"
-        raise BadInput(f"{name}: cannot start ({cause(error)}); {remedy}") from error
-    return run
+        board = package.init(project="shear", name=run.resolve().name, config=settings, **place)
+    except Exception as error:  # of any class; the cause stays attached
+        raise BadInput(
+            f"{tracker}: cannot start ({cause(error)}); log in, set WANDB_MODE=offline, or take "
+            "tensorboard"
+        ) from error
+    return lambda metrics, step: board.log(metrics, step=step), board.finish
+
+
+def write_scalars(writer: Any, metrics: dict[str, float], step: int) -> None:
+    """Write a step's metrics for TensorBoard."""
+    for name, value in metrics.items():
+        writer.add_scalar(name, value, step)
+
+
+def send(rows: list[dict], log: Log) -> list[dict]:
+    """Log the rows, the oldest first; return those that failed, with a warning for each."""
+    failed: list[dict] = []
+    for number, row in enumerate(rows):
+        if len(failed) == GIVE_UP:
+            return [*failed, *rows[number:]]
+        try:
+            log(flatten_numbers(row), row["step"])
+        except Exception as error:  # dashboards raise errors of any class
+            print(f"WARNING: step {row['step']} was not logged ({cause(error)})", file=sys.stderr)
+            failed.append(row)
+    return failed
+
+
+def is_held(run: Path) -> bool:
+    """Whether a process has locked the run's folder, as `harness.files.locked_folder` does."""
+    handle = os.open(run, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def flatten_numbers(row: dict) -> dict[str, float]:
@@ -67,5 +127,7 @@ def flatten_numbers(row: dict) -> dict[str, float]:
     return numbers
 
 
+main = command("lab.tools.track", track)
+
 if __name__ == "__main__":
-    follow(sys.argv[1], Path(sys.argv[2]))
+    sys.exit(main())

@@ -1,0 +1,284 @@
+"""Commands of lab/tools that read a run's files, a model's shapes or other files."""
+
+import json
+import math
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from builders.case_files import ROOT, cases, text_of
+from builders.commands import run_well, words_of
+from builders.runs import config_from
+
+import eval as evaluation
+from harness import files, log, memory
+from harness.run import Ranks
+from lab.records.random_model import LARGE
+from lab.tools import answers, curve, plan, replay, select, smoke, tables
+from tasks.benchmarks import SUITES
+from tasks.errors import BadInput
+
+(METRICS,) = cases("step.jsonl")
+BEFORE = {"greedy": (0.344, 0.021, 512), "sampled": (0.379, math.nan, 512)}
+RUN = {"program": files.PROGRAM, "task": "embedded", "method": "shear", "window": 12}
+
+
+def printed_by(capsys) -> str:
+    """What was printed, on one line."""
+    return " ".join(capsys.readouterr().out.split())
+
+
+# ---- curve ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_the_curve_is_drawn_from_what_a_run_has_written(ended, tmp_path, monkeypatch, capsys):
+    """A run that goes on has no `after`. Rows without a metric leave a gap.
+
+    So does the mean weight where no group is mixed. The floor is there where eps is known.
+    """
+    drawn = []
+    save = "matplotlib.figure.Figure.savefig"
+    monkeypatch.setattr(save, lambda figure, *_, **options: drawn.append(figure.axes))
+    known = METRICS | dict(step=2, weight_before=0.1, weight_after=0.3, eps_over_nbar=0.05)
+    equal = known | dict(step=3, equal_groups=1.0, weight_mean=1.0, weight_before=None)
+    rows = [{"before": BEFORE}, METRICS | {"step": 1}, known, equal]
+    if ended:
+        rows.append({"after": BEFORE | {"greedy": (0.5, 0.1, 512)}})
+    files.write_json(tmp_path / "config.json", RUN)
+    files.append_rows(tmp_path / "metrics.jsonl", rows)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "rew')  # as a run leaves it that writes just now
+    run_well(curve, tmp_path)
+    assert str(tmp_path / "curve.png") in capsys.readouterr().out
+    rewards, weights = drawn[0]
+    greedy = rewards.containers[0].lines[0].get_xydata().tolist()
+    assert greedy == [[0, 0.344], [3, 0.5]][: 1 + ended]
+    assert rewards.lines[0].get_xdata().tolist() == [1, 2, 3]
+    expected = [[0.264, 0.264, math.nan], [math.nan, 0.1, math.nan], [math.nan, 0.3, 0.3]]
+    expected += [[0.05 * math.log(12)] * 2, [0, 0]]
+    for line, values in zip(weights.lines, expected, strict=True):
+        assert line.get_ydata() == pytest.approx(values, nan_ok=True)
+    assert weights.get_ylim()[0] <= 0
+
+
+def test_a_curve_without_steps_is_refused(tmp_path, assert_refused, monkeypatch):
+    """So are a folder that is no run, and a missing package."""
+    assert_refused(curve.main, [tmp_path], f"{tmp_path}: is no run of train.py")
+    files.write_json(tmp_path / "config.json", RUN)
+    files.append_rows(tmp_path / "metrics.jsonl", [{"before": BEFORE}])
+    assert_refused(curve.main, [tmp_path], "has no step yet")
+    files.append_rows(tmp_path / "metrics.jsonl", [METRICS])
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert_refused(curve.main, [tmp_path], "pip install -r lab/requirements.txt")
+
+
+# ---- plan ----------------------------------------------------------------------------------------
+
+
+def test_a_plan_needs_a_config_json_alone(tmp_path, capsys, assert_refused):
+    """The memory is the documented one, and the hours are these.
+
+    300 steps x 3 batches x 3,000 decoding steps of 19 + 3.6 x 7.6 ms; 1.2288e6 responses x 3,000
+    tokens x 7.62e9 parameters x 10 FLOP, at 30% of 8 x 989e12 FLOP/s.
+    """
+    LARGE.save_pretrained(tmp_path)
+    run_well(plan, "H100 8 --model", tmp_path)
+    printed = printed_by(capsys)
+    assert "26.7 GB stay; sampling 67.7 GB, training 34.2 GB" in printed
+    assert "a checkpoint takes 107 GB; up to 3 are on the disk at a time" in printed
+    assert "about 68 hours on 8 H100 if all 1,228,800 responses have 3000 tokens" in printed
+    assert "35 hours of sampling, 33 hours of scoring and updates" in printed
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    assert_refused(plan.main, words_of("H100 8 --task own --data F"), "needs --model")
+    assert_refused(plan.main, words_of("B200 8"), "invalid choice")
+
+
+def test_a_plan_of_the_embedded_task_knows_its_responses(capsys):
+    """Their length follows from the number of lines: 12 tokens each, and 4."""
+    run_well(plan, "H100 1 --task embedded --toy-lines 3")
+    assert "have 40 tokens" in printed_by(capsys)
+
+
+def test_the_disk_must_hold_a_checkpoint_more_than_are_kept(tmp_path, monkeypatch):
+    """The oldest goes when the new one is written; a run that saves once needs one."""
+    model = torch.nn.Linear(1, 1)
+    monkeypatch.setattr(memory, "room_gb", lambda device: 1.0)
+    gb = {"resident": 0, "sampling": 0, "training": 0, "checkpoint": 10.0}
+    monkeypatch.setattr(memory, "predict", lambda *parts: gb)
+    for flags, free in (("--steps 40", 30), ("--steps 10", 10), ("--steps 40 --keep 1", 20)):
+        config = config_from(words_of(flags, "--out", tmp_path))
+        ranks = Ranks(0, 1, torch.device("cpu"))
+        monkeypatch.setattr(memory, "free_gb", lambda folder, free=free: free)
+        assert memory.plan(model, config, ranks)[-1].startswith("a checkpoint takes 10 GB")
+        monkeypatch.setattr(memory, "free_gb", lambda folder, free=free: free - 1)
+        with pytest.raises(BadInput, match="a checkpoint takes 10 GB"):
+            memory.plan(model, config, ranks)
+
+
+def test_the_time_of_a_run_says_what_it_assumes(capsys):
+    """An evaluation of 4 + 4 x 8 responses in 36 s: a second each, 128 s a step of 16 x 8."""
+    config = config_from(words_of("--eval-groups 4 --steps 5"))
+    task = SimpleNamespace(heldout=range(4))
+    log.print_time(SimpleNamespace(config=config, context=SimpleNamespace(task=task)), 36.0)
+    printed = printed_by(capsys)
+    assert "takes 0:02:08 a step and 0:10:40 in all; on a GPU less" in printed
+
+
+# ---- answers -------------------------------------------------------------------------------------
+
+
+def test_a_file_s_answers_are_graded_in_their_other_forms(tmp_path, capsys, assert_refused):
+    """What is read otherwise than meant is printed with its row; other files are refused."""
+    path = tmp_path / "own.jsonl"
+    golds = ["3500 m", "6m", "Friday", 7, "10-15", r"\frac{1}{2", "We add 3 and 4. Then it is 7."]
+    rows = [{"answer": gold} for gold in golds]
+    rows.append({"problem": "Why?", "solution": r"\boxed{4}, so \boxed{5}"})
+    files.append_rows(path, rows)
+    run_well(answers, path)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:30] for line in lines] == [
+        "row 2: '6m' is read as a produ",
+        "row 2: '6' is wrong for '6m'",
+        "row 5: '10-15' is read as a su",
+        r"row 6: '\\frac{1}{2' is not eq",
+        r"row 6: '\\frac{1}{2' is no_ans",
+        "row 7: 'We add 3 and 4. Then i",
+        "row 8: '5' is the last of seve",
+        "8 answers",
+    ]
+    files.append_rows(path, [{"answer": None}])
+    assert_refused(answers.main, [path], f"{path}, row 9: cannot be read")
+    assert_refused(answers.main, [tmp_path / "none"], "none: cannot be read")
+
+
+# ---- replay, tables, select ----------------------------------------------------------------------
+
+
+def test_responses_from_elsewhere_are_graded(tmp_path, capsys, assert_refused):
+    """The responses of a file are graded: right, wrong, cut off, and a program.
+
+    Problem means are 1/2, 0 and 1, so 1/2 ± 0.289. Grading the same file again changes nothing.
+    Another model is right where this one is right half of the time; k is a seed's. Generations
+    of a model that the settings lack are refused.
+    """
+    out = tmp_path / "out"
+    for _ in range(2):
+        run_well(replay, ROOT / "tests" / "cases" / "responses.jsonl", "--out", out)
+    results = json.loads((out / "results.json").read_text())
+    found = results["results"]["replay"]["replay"]
+    assert results["differences"]["\x1b"]["replay"]["mean"] == 0.5
+    expected = dict(mean=0.5, samples=5, right=2, error=0.5 / math.sqrt(3))
+    expected |= dict(truncated=1 / 5, no_answer=1 / 5)
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    printed = capsys.readouterr().out
+    assert "50.0 ± 28.9" in printed and "\x1b" not in printed and "1 samples are missing" in printed
+    run_well(tables, out, "--pass-at 1 2 --paper Qwen2.5-Math-7B")
+    assert "pass@2" in capsys.readouterr().out
+    assert_refused(tables.main, words_of(out, "--pass-at 3"), "has 2 samples per problem")
+    assert_refused(tables.main, words_of(out, "--paper GPT"), "must be one of")
+    files.write_json(out / "settings.json", results | {"models": {}})
+    assert_refused(evaluation.main, ["--from", out], "settings.json has no replay on replay")
+
+
+@pytest.mark.parametrize("case", cases("rows.jsonl"))
+def test_rows_of_another_type_are_named(case, tmp_path, assert_refused):
+    """Such rows are not graded, and no folder is made."""
+    files.append_rows(tmp_path / "rows.jsonl", [case["row"]])
+    flags = [tmp_path / "rows.jsonl", "--out", tmp_path / "a"]
+    assert_refused(replay.main, flags, "rows.jsonl, row 1", case["words"])
+    assert not (tmp_path / "a").exists()
+
+
+def test_files_without_responses_are_refused(tmp_path, assert_refused):
+    (tmp_path / "0.jsonl").touch()
+    files.append_rows(tmp_path / "r.jsonl", [{"problem": "p", "response": "r", "answer": None}])
+    assert_refused(replay.main, [tmp_path / "none"], "none: cannot be read")
+    assert_refused(replay.main, [tmp_path / "0.jsonl"], "0.jsonl: has no rows")
+    assert_refused(replay.main, [tmp_path / "r.jsonl"], 'a row has "problem", "response", and ')
+    assert_refused(tables.main, [tmp_path], "generations.jsonl: cannot be read")
+    files.append_rows(tmp_path / "generations.jsonl", [{"model": "m", "benchmark": "b"}])
+    assert_refused(tables.main, [tmp_path], "generations.jsonl, line 1: cannot be read ('seed')")
+    row = dict(model="m", benchmark="b", seed=0, problem="p", score=None, reason="infra_error")
+    files.write_rows(tmp_path / "generations.jsonl", [row])
+    files.write_json(tmp_path / "settings.json", {"protocol": {}})
+    assert_refused(tables.main, [tmp_path], "settings.json: has no data")
+
+
+def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
+    """A checkpoint whose average is NaN is never best nor last, nor in a mean over runs.
+
+    Its average is NaN where a set has no verdict.
+    """
+    nan = math.nan
+    averages = {"a\x1b": [0.5, 0.9, 0.7], "b": [nan, 0.3, nan], "c": [nan, nan]}
+    runs = {}
+    for run, checkpoints in averages.items():
+        runs[run] = {}
+        for step, average in enumerate(checkpoints, 1):
+            means = dict.fromkeys(SUITES["math"], average)
+            means |= {"aime24": average + 0.1, "amc23": average - 0.1}
+            runs[run][str(step)] = {name: dict(mean=m, error=0.01) for name, m in means.items()}
+    chosen = tables.select_checkpoints(runs, "Qwen2.5-Math-7B")
+    assert chosen.keys() == {"a\x1b", "b"} and chosen["b"]["best_average"] == pytest.approx(0.3)
+    assert [chosen["a\x1b"][name] for name in ("last", "best")] == ["3", "2"]
+    assert capsys.readouterr().out == text_of("selection.txt")
+
+
+def test_runs_are_selected_by_saved_evaluations(tmp_path, monkeypatch, capsys, assert_refused):
+    """Those of all folders in evals/ that are of checkpoints of the runs, in the order of steps."""
+    monkeypatch.chdir(tmp_path)
+    right = {"a": (0, 2, 1), "b": (1, 1, 0)}  # of two samples, by checkpoint
+    for run, counts in right.items():
+        files.write_json(made(tmp_path / run) / "config.json", RUN | {"model": "some/model"})
+        rows = []
+        for step in (2, 1, 0):  # as they were given to eval.py
+            model = f"{run}/checkpoints/step-{step + 1:06d}/model"
+            for sample in (0, 1):
+                score = float(sample < counts[step])
+                rows.append(dict(model=model, benchmark="amc23", seed=0, problem="1", score=score))
+                rows[-1] |= dict(sample=sample, block=0, reason="correct" if score else "wrong")
+        rows.append(rows[-1] | {"model": "another/model"})
+        files.append_rows(made(tmp_path / "evals" / run) / "generations.jsonl", rows)
+    run_well(select, "a b")
+    printed = capsys.readouterr().out
+    assert "  a: last 50.0 (step-000003); best 100.0 (step-000002), of 3 with an" in printed
+    assert "  b: last 0.0 (step-000003); best 50.0 (step-000001), of 3 with an" in printed
+    assert "best of all: a/checkpoints/step-000002/model" in printed and "WARNING" not in printed
+    assert printed.index("| step-000001") < printed.index("| step-000003")
+    rows[0]["benchmark"] = "aime24"
+    files.write_rows(tmp_path / "evals" / "b" / "generations.jsonl", rows)
+    assert_refused(select.main, ["a", "b"], "were asked different --bench")
+    assert_refused(
+        select.main, ["a", "--evals", "evals/b"], "has no evaluation of checkpoints of a"
+    )
+    assert_refused(select.main, ["evals"], "evals: is no run of train.py")
+
+
+def made(folder):
+    """The folder, which is made."""
+    folder.mkdir(parents=True)
+    return folder
+
+
+# ---- smoke ---------------------------------------------------------------------------------------
+
+
+def test_a_smoke_test_takes_the_whole_path_of_two_steps(tmp_path, capsys, assert_refused):
+    """Rewards that alternate give an untrained model weights, a gradient and a saved model.
+
+    It never takes the name of the run that it tests.
+    """
+    flags = words_of("--toy-lines 1 --toy-width 16 --window 6 --stride 3 --steps 300 --name real")
+    for number in (1, 2):
+        run_well(smoke, flags, "--out", tmp_path)
+        run = tmp_path / f"smoke-{number}"
+        assert f"smoke test passed: {run}" in capsys.readouterr().out
+    before, *steps, after = files.read_lines(run / "metrics.jsonl")
+    assert "before" in before and "after" in after and len(steps) == 2
+    assert all(step["reward"] == 0.5 and step["grad_norm"] > 0 for step in steps)
+    samples = files.read_lines(run / "samples.jsonl")
+    assert {row["reason"] for row in samples} == {"drawn"} and len(samples) == 8
+    assert (run / "model" / "model.safetensors").exists()
+    assert_refused(smoke.main, ["--resume", run], "leave --resume out")
