@@ -63,7 +63,7 @@ def save(run: Run, step: int) -> None:
         _remove(folder)
         draft.rename(folder)
         for old in files.checkpoints_of(run.folder)[: -run.config.checkpoints.keep]:
-            _remove(old, run.config.checkpoints.keep_models)
+            _remove(old, is_kept(old, run.config.checkpoints.keep_models))
     gather(None, run.ranks)  # until it has its name
 
 
@@ -155,16 +155,20 @@ def plain_errors() -> Iterator[None]:
         raise first from None
 
 
-def discard_after(run: Path, step: int, keep_models: bool) -> list[Path]:
+def is_kept(checkpoint: Path, keep_models: int) -> bool:
+    """Whether `--keep-models` keeps the model of a checkpoint whose state is removed."""
+    return keep_models > 0 and files.step_of(checkpoint) % keep_models == 0
+
+
+def discard_after(run: Path, step: int, keep_models: int) -> list[Path]:
     """Remove and return checkpoints of later steps: a run that resumes from `step` writes its own.
 
     Drafts go, too, and what a kill has left of a checkpoint that was being removed.
     """
     later = [path for path in files.checkpoints_of(run) if files.step_of(path) > step]
     for path in files.steps_of(run):
-        if files.step_of(path) > step or (
-            not keep_models and not (path / "complete.json").exists()
-        ):
+        is_whole = (path / "complete.json").exists()
+        if files.step_of(path) > step or not (is_whole or is_kept(path, keep_models)):
             _remove(path)
     for draft in (run / "checkpoints").glob(".writing-*"):
         shutil.rmtree(draft)

@@ -111,8 +111,8 @@ class Checkpoints:
     """Steps between checkpoints; the last step is always saved."""
     keep: Count = 2
     """Number of checkpoints to keep."""
-    keep_models: bool = False
-    """Of older checkpoints keep the models, which eval.py takes: .../checkpoints/*/model."""
+    keep_models: Natural = 0
+    """Of older checkpoints keep the model of every Nth step, for eval.py; 0: none."""
     keep_samples: bool = False
     """Write all groups of a step to samples.jsonl, not only one."""
     resume: OptionalText = None
