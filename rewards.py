@@ -134,11 +134,15 @@ def grade_all(grade: Callable, responses: list[str], references: list) -> list[V
     within its time limit.
     """
     pool = ThreadPoolExecutor(cores())
-    try:
-        verdicts = pool.map(lambda pair: grade(*pair), zip(responses, references, strict=True))
-        return list(tqdm(verdicts, desc="grade", total=len(responses), leave=False, disable=None))
-    finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C, running gradings end at their time limit
+    # a reward of one's own may change the working directory, which must not move the run's paths
+    with contextlib.chdir("."):
+        try:
+            verdicts = pool.map(lambda pair: grade(*pair), zip(responses, references, strict=True))
+            return list(
+                tqdm(verdicts, desc="grade", total=len(responses), leave=False, disable=None)
+            )
+        finally:
+            pool.shutdown(cancel_futures=True)  # after Ctrl-C, gradings end at their time limit
 
 
 def cores() -> int:

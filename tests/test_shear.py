@@ -25,9 +25,6 @@ from shear import (
     span_bounds,
 )
 
-# what float32 reaches
-
-
 # ---- Algorithm 1 in float64, token by token, with POT per pair, to be read beside the paper ------
 
 
@@ -114,7 +111,7 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name, options):
         plain = shear_weights(
             hidden, mask, correct, eps=0.5, closest=closest, window=6, stride=3
         ).omega
-        assert_near(plain.double(), expected, 2e-6)
+        assert_near(plain.double(), expected, 2e-6)  # what float32 reaches
     closest = closest_by_rollout(ours, mask, correct, Shear(window=6, stride=3))
     assert [len(spans) for spans in closest] == [len(spans) for spans in slow]
     for row in range(len(slow)):
