@@ -3,8 +3,8 @@
     runs/NAME/checkpoints/step-000010/
         model/           a plain Hugging Face folder: the weights that sample, and the tokenizer
         state/           each rank's float32 weights and AdamW moments, as safetensors
-        complete.json    step, number of ranks, the run's settings, and a checksum of what state/
-                         holds, which another step's state has not; written last
+        complete.json    step, number of ranks, the run's settings, and a checksum of what is in
+                         state/, by which another step's is refused; written last
 
 Training resumes from `state/`. The step is the data cursor, as `Task.draw` is a function of it.
 
