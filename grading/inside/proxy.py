@@ -299,6 +299,7 @@ class Handle:
             raise AttributeError(name)
         return value
 
+    __dict__ = property(lambda self: self.__getattr__("__dict__"))  # for `vars`
     __array__ = None  # it could change while numpy reads it
 
     __eq__ = _asked("eq")
@@ -331,7 +332,7 @@ def _contains(self: Handle, item: object) -> bool:
 # The special methods of handles; each has those of its object.
 SPECIAL: dict[str, object] = {
     f"__{name}__": _passed_on(name)
-    for name in "len iter next bool str repr getitem setitem delitem setattr delattr".split()
+    for name in "len iter next bool str repr format getitem setitem delitem setattr delattr".split()
 }
 SPECIAL |= {
     "__call__": _call,
