@@ -15,7 +15,6 @@ import resource
 import select
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -75,7 +74,6 @@ class Worker:
 
 
 _idle: list[Worker] = []
-_lock = threading.Lock()
 
 
 def in_worker(answer: str, gold: str, timeout_s: float) -> str:
@@ -83,16 +81,15 @@ def in_worker(answer: str, gold: str, timeout_s: float) -> str:
 
     Raises OSError if no worker can be started, or if they die of an easy question, too.
     """
-    with _lock:
-        while _idle and _idle[-1].process.poll() is not None:
-            _idle.pop().stop()  # it died while idle
-        worker = _idle.pop() if _idle else None
-    # a worker that dies may have used up the user's limit of CPU time, so a new one is asked again
-    reason = (worker or Worker()).ask(answer, gold, timeout_s) or Worker().ask(
-        answer, gold, timeout_s
-    )
+    try:
+        worker = _idle.pop()  # no other thread gets the same one
+    except IndexError:
+        worker = Worker()
+    # it may have died while idle, or have used up the user's limit of CPU time: ask a new one
+    reason = worker.ask(answer, gold, timeout_s) or Worker().ask(answer, gold, timeout_s)
+    # the question's fault, unless a worker dies of any
     if not reason and Worker().ask("x/2", ".5x", START) != "correct":
-        raise OSError("workers of math-verify die of an easy question, too")
+        raise OSError("workers of math-verify die")
     return reason or "crashed"
 
 
@@ -115,13 +112,7 @@ def limit(kind: int, value: int) -> None:
         resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
 
 
-def _forget_workers() -> None:
-    global _lock
-    _lock = threading.Lock()
-    _idle.clear()
-
-
-os.register_at_fork(after_in_child=_forget_workers)  # a child must not share its parent's pipes
+os.register_at_fork(after_in_child=_idle.clear)  # a child must not share its parent's pipes
 
 if __name__ == "__main__":
     work()

@@ -338,5 +338,8 @@ SPECIAL |= {
     "__call__": _call,
     "__contains__": _contains,
     "__enter__": lambda self: self.__getattr__("__enter__")(),
-    "__exit__": lambda self, *error: self.__getattr__("__exit__")(None, None, None),
+    # the exception itself, which may hold what is expected, stays outside, and so does a new class
+    "__exit__": lambda self, kind, *_: self.__getattr__("__exit__")(
+        kind and getattr(builtins, kind.__name__, Exception), None, None
+    ),
 }
