@@ -85,7 +85,8 @@ def run_program(
 def run_tests(program: str, tests: dict, *, timeout_s: float, level: str) -> Output:
     """Run tests against a program's names; returns the reason and its cause.
 
-    The reason is one of `judge.py`, or the limit that was reached. Raises SandboxError.
+    The reason is one of `judge.py`, or the limit that was reached; each of two runs has `timeout_s`
+    seconds, the second one a second more. Raises SandboxError.
     """
     calls = "fn_name" in tests
     job = {

@@ -108,7 +108,8 @@ def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
     """Yield (reason, its cause) once, of tests in one cell and the program in another.
 
     The tests' cell is forked when the program's is ready. After a pass, or a failure with a cause,
-    one cell with both follows if the job says so, and its failure counts.
+    one cell with both follows if the job says so, and its failure counts. It has as much time
+    again.
     """
     import socket  # slow to import, and not needed for scripts
 
