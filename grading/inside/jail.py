@@ -124,7 +124,8 @@ def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
 
     def serve_program() -> None:
         sys.stdout = io.TextIOWrapper(io.BytesIO(), "utf-8", "replace", newline="")
-        proxy.serve(connection(), run(job["program"], "program", helpers), sys.stdout)
+        module = run(job["program"], "program", helpers)
+        proxy.Inside(connection(), module, sys.stdout).serve()
 
     def run_across() -> None:
         os.write(4, " ".join(judge.across(connection(), tests)).encode())

@@ -102,7 +102,9 @@ def across(file: BufferedRWPair, tests: dict) -> tuple[str, str]:
         return True
 
     reason, cause = outcome(run)
-    return link.dead or reason, cause or DOUBT * in_doubt(nodes, candidates)
+    return link.dead or reason, cause or DOUBT * (
+        bool(link.functions) or in_doubt(nodes, candidates)
+    )
 
 
 def beside(module: types.ModuleType, tests: dict) -> str:
