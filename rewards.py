@@ -243,8 +243,8 @@ def plain_number(text: str) -> tuple[str, str, str] | None:
 def grade_code(response: str, tests: dict, timeout_s: float = 10.0, level: str = "auto") -> Verdict:
     """Run the program of `response` against `tests`, all of them within `timeout_s` seconds.
 
-    `level` is "auto" or one of `sandbox.LEVELS`. Raises SandboxError where programs cannot be run
-    at that level.
+    Tests written as code run twice, and each run has this time. `level` is "auto" or one of
+    `sandbox.LEVELS`. Raises SandboxError where programs cannot be run at that level.
     """
     level = sandbox.choose_level(level)
     try:
