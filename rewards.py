@@ -131,11 +131,15 @@ def grade_all(grade: Callable, responses: list[str], references: list) -> list[V
     within its time limit.
     """
     pool = ThreadPoolExecutor(cores())
-    try:
-        verdicts = pool.map(lambda pair: grade(*pair), zip(responses, references, strict=True))
-        return list(tqdm(verdicts, desc="grade", total=len(responses), leave=False, disable=None))
-    finally:
-        pool.shutdown(cancel_futures=True)  # after Ctrl-C, running gradings end at their time limit
+    # a reward of one's own may change the working directory, which must not move the run's paths
+    with contextlib.chdir("."):
+        try:
+            verdicts = pool.map(lambda pair: grade(*pair), zip(responses, references, strict=True))
+            return list(
+                tqdm(verdicts, desc="grade", total=len(responses), leave=False, disable=None)
+            )
+        finally:
+            pool.shutdown(cancel_futures=True)  # after Ctrl-C, gradings end at their time limit
 
 
 def cores() -> int:
@@ -236,8 +240,8 @@ def plain_number(text: str) -> tuple[str, str, str] | None:
 def grade_code(response: str, tests: dict, timeout_s: float = 10.0, level: str = "auto") -> Verdict:
     """Run the program of `response` against `tests`, all of them within `timeout_s` seconds.
 
-    `level` is "auto" or one of `sandbox.LEVELS`. Raises SandboxError where programs cannot be run
-    at that level.
+    Tests written as code run twice, and each run has this time. `level` is "auto" or one of
+    `sandbox.LEVELS`. Raises SandboxError where programs cannot be run at that level.
     """
     level = sandbox.choose_level(level)
     try:

@@ -27,6 +27,9 @@ anyway).
     Alg. 1 line 16  omega_t = 1        | shear_weights, `omega = mask.float()`
     Alg. 1 line 18  A omega, Step 4    | shear_advantages
 
+The line numbers are the published listing's. The paper's prose cites lines 4, 10 and 13 of it, for
+what are lines 5, 14 and 14 here.
+
 h_t is the last layer's state after the final norm, at the position of y_t itself.
 
 `shear_weights` has three hooks, each for a function of its default's signature: `distances`,

@@ -50,7 +50,7 @@ from collections.abc import Generator
 from typing import NamedTuple
 
 LEVELS = ("strict", "process")
-GRACE = 10  # seconds beyond its time limit after which a supervisor counts as broken
+GRACE = 10  # seconds beyond its time limits after which a supervisor counts as broken
 UNCOVERED = "A program can use the network and what everybody may read or write" + (
     "." if os.geteuid() == 0 else ", and your files and processes; run as root for more."
 )
@@ -85,7 +85,8 @@ def run_program(
 def run_tests(program: str, tests: dict, *, timeout_s: float, level: str) -> Output:
     """Run tests against a program's names; returns the reason and its cause.
 
-    The reason is one of `judge.py`, or the limit that was reached. Raises SandboxError.
+    The reason is one of `judge.py`, or the limit that was reached; each of two runs has `timeout_s`
+    seconds, the second one a second more. Raises SandboxError.
     """
     calls = "fn_name" in tests
     job = {
@@ -121,7 +122,7 @@ def supervise(job: dict, tests: dict | None = None) -> Generator[Output, None, N
     except OSError as error:
         raise SandboxError(f"no supervisor can be started ({error})") from error
     assert process.stdin and process.stdout  # they are pipes
-    guard = threading.Timer(job["timeout_s"] + GRACE, process.kill)
+    guard = threading.Timer(2 * job["timeout_s"] + GRACE, process.kill)  # tests run twice
     guard.daemon = True
     guard.start()
     due = len(job.get("inputs", [""]))  # replies; none follows one that is not "ok"

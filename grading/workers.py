@@ -15,7 +15,6 @@ import resource
 import select
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -42,11 +41,19 @@ class Worker:
             raise OSError("a worker of math-verify does not start")
 
     def ask(self, answer: str, gold: str, timeout_s: float) -> str:
-        """Have two answers compared; returns what `listen` returns, in time the reason."""
+        """Have two answers compared; returns what `listen` returns, in time the reason.
+
+        Afterwards the worker waits for another question, or is stopped.
+        """
         with contextlib.suppress(BrokenPipeError):  # it has died
             self.stdin.write(json.dumps([answer, gold, timeout_s]).encode() + b"\n")
             self.stdin.flush()
-        return self.listen(timeout_s)
+        reason = self.listen(timeout_s)
+        if reason in ("", "timeout"):
+            self.stop()
+        else:
+            _idle.append(self)
+        return reason
 
     def listen(self, timeout_s: float) -> str:
         """The worker's next line, "timeout", or nothing if the process died.
@@ -67,53 +74,45 @@ class Worker:
 
 
 _idle: list[Worker] = []
-_lock = threading.Lock()
 
 
 def in_worker(answer: str, gold: str, timeout_s: float) -> str:
     """The reason that a worker gives, "timeout" or "crashed".
 
-    Raises OSError if no worker can be started.
+    Raises OSError if no worker can be started, or if they die of an easy question, too.
     """
-    for _attempt in range(2):  # a second death is the question's fault, not the machine's
-        with _lock:
-            while _idle and _idle[-1].process.poll() is not None:
-                _idle.pop().stop()  # it died while idle
-            worker = _idle.pop() if _idle else None
-        worker = worker or Worker()
-        reason = worker.ask(answer, gold, timeout_s)
-        if reason in ("", "timeout"):
-            worker.stop()
-        else:
-            _idle.append(worker)
-        if reason:
-            return reason
-    return "crashed"
+    try:
+        worker = _idle.pop()  # no other thread gets the same one
+    except IndexError:
+        worker = Worker()
+    # it may have died while idle, or have used up the user's limit of CPU time: ask a new one
+    reason = worker.ask(answer, gold, timeout_s) or Worker().ask(answer, gold, timeout_s)
+    # the question's fault, unless a worker dies of any
+    if not reason and Worker().ask("x/2", ".5x", START) != "correct":
+        raise OSError("workers of math-verify die")
+    return reason or "crashed"
 
 
 def work() -> None:
     """The loop of a worker: a line of JSON in, a reason out, until its master closes the pipe."""
     from grading.answers import compare  # slow, and only workers need it
 
-    # ValueError: the user's hard limit is lower and holds, or macOS, which has no such limit.
-    with contextlib.suppress(ValueError):
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    limit(resource.RLIMIT_AS, MEMORY)
     print("ready", flush=True)
     for line in sys.stdin:
         answer, gold, timeout_s = json.loads(line)
         # seconds; it ends a busy worker whose master is gone
-        cpu = int(time.process_time() + timeout_s) + 2
-        resource.setrlimit(resource.RLIMIT_CPU, (cpu, resource.RLIM_INFINITY))
+        limit(resource.RLIMIT_CPU, int(time.process_time() + timeout_s) + 2)
         print(compare(answer, gold), flush=True)
 
 
-def _forget_workers() -> None:
-    global _lock
-    _lock = threading.Lock()
-    _idle.clear()
+def limit(kind: int, value: int) -> None:
+    """Set a limit of this process, unless the user's hard limit is lower, which then holds."""
+    with contextlib.suppress(ValueError):  # also on macOS, which has no limit of memory
+        resource.setrlimit(kind, (value, resource.getrlimit(kind)[1]))
 
 
-os.register_at_fork(after_in_child=_forget_workers)  # a child must not share its parent's pipes
+os.register_at_fork(after_in_child=_idle.clear)  # a child must not share its parent's pipes
 
 if __name__ == "__main__":
     work()

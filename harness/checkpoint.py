@@ -3,7 +3,8 @@
     runs/NAME/checkpoints/step-000010/
         model/           a plain Hugging Face folder: the weights that sample, and the tokenizer
         state/           each rank's float32 weights and AdamW moments, as safetensors
-        complete.json    step, number of ranks, and the run's settings; written last
+        complete.json    step, number of ranks, the run's settings, and a checksum of what is in
+                         state/, by which another step's is refused; written last
 
 Training resumes from `state/`. The step is the data cursor, as `Task.draw` is a function of it.
 
@@ -30,7 +31,7 @@ from grpo import Policy
 from harness import files
 from harness.config import MAY_CHANGE, TrainConfig, flat, refuse_other_settings, with_values
 from harness.folder import write_config
-from harness.fsdp import gather, refresh, together
+from harness.fsdp import checksum, full, gather, refresh, together
 from harness.run import Ranks, Run
 from tasks.errors import BadInput, cause
 
@@ -56,9 +57,10 @@ def save(run: Run, step: int) -> None:
         place = str(draft / "state")
         writer = dcp.HuggingFaceStorageWriter(place, file_of, save_distributed=True)
         dcp.save(state, storage_writer=writer)
+    about = {"step": step, "ranks": run.ranks.world, "settings": flat(run.config)}
+    about["checksum"] = checksum_of(state)
     gather(None, run.ranks)  # until all have written
     if run.ranks.main:
-        about = {"step": step, "ranks": run.ranks.world, "settings": flat(run.config)}
         files.write_json(draft / "complete.json", about)
         _remove(folder)
         draft.rename(folder)
@@ -130,7 +132,8 @@ def load(path: Path, policy: Policy, optimizer: Optimizer, ranks: Ranks) -> None
 
     Every rank must call it. Raises BadInput.
     """
-    ranks_then = files.read_settings(path / "complete.json")["ranks"]
+    about = files.read_settings(path / "complete.json")
+    ranks_then = about["ranks"]
     if ranks_then != ranks.world and ranks.main:
         print(
             f"checkpoint of {ranks_then} ranks, now {ranks.world}: other random numbers from here "
@@ -139,7 +142,10 @@ def load(path: Path, policy: Policy, optimizer: Optimizer, ranks: Ranks) -> None
     try:
         with plain_errors():
             reader = dcp.HuggingFaceStorageReader(str(path / "state"))
-            dcp.load(_state(policy, optimizer), storage_reader=reader)
+            state = _state(policy, optimizer)
+            dcp.load(state, storage_reader=reader)
+        if about.get("checksum") not in (None, checksum_of(state)):  # earlier runs have none
+            raise ValueError("state/ is another step's, or was changed")
     except Exception as error:  # torch raises of every kind; the cause stays attached
         reason = f"cannot be loaded ({cause(error)})"
         raise BadInput(f"--resume {path}: {reason}; give another checkpoint of this run") from error
@@ -158,6 +164,11 @@ def plain_errors() -> Iterator[None]:
 def is_kept(checkpoint: Path, keep_models: int) -> bool:
     """Whether `--keep-models` keeps the model of a checkpoint whose state is removed."""
     return keep_models > 0 and files.step_of(checkpoint) % keep_models == 0
+
+
+def checksum_of(state: dict[str, Tensor]) -> int:
+    """The checksum of weights and moments, on any number of ranks; every rank must call it."""
+    return sum(int(checksum(full(tensor), 0)) for tensor in state.values())
 
 
 def discard_after(run: Path, step: int, keep_models: int) -> list[Path]:

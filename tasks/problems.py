@@ -49,7 +49,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import date
+from datetime import date, time
 from functools import partial
 from pathlib import Path
 from typing import TypeGuard
@@ -384,12 +384,12 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
         if _is_wanted(row, kind):
             try:
                 problem = as_problem(row, kind)
-                problems.append(problem)
                 if kind == "math":
                     solution = row.get("solution")
                     if is_text(solution):  # what lessons show: a response with a box
                         box = "" if boxed_answer(solution) else f"\n\\boxed{{{problem['answer']}}}"
                         problem["solution"] = solution + box
+                problems.append(problem)
             except (ValueError, TypeError, RecursionError) as error:
                 if not PUBLISHED & row.keys():
                     raise BadInput(f"{blame}, row {count}: {error}") from error
@@ -444,10 +444,20 @@ def as_problem(row: dict, kind: str) -> dict:
         return {"problem": problem, "tests": tests}
     names = "gt_answer", "ground_truth_answer", "answer"
     answers = [truth, *map(columns.get, names), boxed_answer(columns.get("solution"))]
-    answer = _first_text(list(map(read_answer, answers)))
+    answer = _first_text(list(map(_answer_text, answers)))
     if answer is None:
         raise lacks(row, '"answer", non-empty text, or "solution" with a \\boxed{}')
     return {"problem": problem, "answer": answer}
+
+
+def _answer_text(value: object) -> object:
+    """An answer as `read_answer` has it, and a table's date or time as text.
+
+    A time of 0 is left out: tables from pandas have one with each date.
+    """
+    if isinstance(value, date | time):
+        return str(value).removesuffix(" 00:00:00")
+    return read_answer(value)
 
 
 def _columns(row: dict) -> dict:
@@ -477,8 +487,15 @@ def boxed_answer(solution: object) -> str | None:
 
 
 def is_text(value: object) -> TypeGuard[str]:
-    """Whether a value is non-empty text that a tokenizer can read."""
-    return isinstance(value, str) and bool(value.strip()) and not SURROGATE.search(value)
+    """Whether a value is non-empty text.
+
+    Raises ValueError for text that no tokenizer reads.
+    """
+    if not isinstance(value, str):
+        return False
+    if SURROGATE.search(value):
+        raise ValueError("holds half of a surrogate pair (\\ud800 to \\udfff); write both halves")
+    return bool(value.strip())
 
 
 # ---- tests ---------------------------------------------------------------------------------------

@@ -3,28 +3,33 @@
     load_reward("mine.py:grade")   the function, as a task calls it
 
 It takes a response and what the problem has to grade it by: the answer or, with `--task code`, the
-tests. It returns a `Verdict`, a number or a bool; a response is right if its reward exceeds .5. A
-function that raises, or returns something else, has not graded: the rollout gets no verdict, and a
-warning has the cause. Responses are graded in several threads at a time.
+tests. Its parameters may have any names; those named `response` and `answer` may come in any order.
+It returns a `Verdict`, a number or a bool; a response is right if its reward exceeds .5. A function
+that raises, ends the program or returns something else has not graded: the rollout gets no verdict,
+and a warning has the cause. Responses are graded in several threads at a time.
 
-Left out: rewards of whole groups, a time limit.
+Left out: rewards of whole groups, a time limit, a process for the function: `os._exit` in it ends
+the run without a word.
 """
 
+import contextlib
 import importlib
 import importlib.util
 import inspect
-import math
 import sys
 from collections.abc import Callable
 from functools import cache, partial
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
 from rewards import Verdict, infra_error
 from tasks.errors import bad_input_on_error
+
+LARGEST = 1e17  # the squares of a group of 4,096 rewards have a sum in float32, for Eq. (1)
 
 
 @cache  # a file runs once
@@ -32,13 +37,13 @@ def load_reward(text: str) -> Callable[[str, object], Verdict]:
     """The function `grade(response, answer)` that a value of --reward names; raises BadInput."""
     place, _, name = text.rpartition(":")
     remedy = "give FILE.py:FUNCTION or MODULE:FUNCTION, a function of response and answer"
-    with bad_input_on_error(f"--reward {text}", remedy):
+    # a file that changes the working directory must not move the run's relative paths
+    with contextlib.chdir("."), bad_input_on_error(f"--reward {text}", remedy):
         try:
             function = getattr(module_at(place), name)
         except SystemExit:  # of a script, whose status would be the run's
             raise ImportError("it ends the program") from None
-        inspect.signature(function).bind("response", "answer")  # raises for other parameters
-    return partial(grade_by, function)
+        return partial(grade_by, in_order(function))
 
 
 def module_at(place: str) -> ModuleType:
@@ -56,22 +61,40 @@ def module_at(place: str) -> ModuleType:
     return module
 
 
+def in_order(function: Callable[..., object]) -> Callable[[str, object], object]:
+    """The function of (response, answer), by name where their places would swap the two.
+
+    Raises TypeError for other parameters.
+    """
+    signature = inspect.signature(function)
+    placed = signature.bind("response", "answer").arguments
+    if placed.get("answer") != "response" and placed.get("response") != "answer":
+        return function
+    signature.bind(response="response", answer="answer")
+    return lambda response, answer: function(response=response, answer=answer)
+
+
 def grade_by(function: Callable[[str, object], object], response: str, answer: object) -> Verdict:
     """The verdict of a function that may return a number or a bool, or fail."""
     try:
         result = function(response, answer)
         return as_verdict(result)
-    except Exception as error:  # of any class: the function is not ours
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # of any class, SystemExit too: the function is not ours
         return infra_error(f"--reward: {type(error).__name__}: {error}")
 
 
-def as_verdict(result: object) -> Verdict:
+def as_verdict(result: Any) -> Verdict:
     """A verdict as it is; "correct" for a number above .5, else "wrong"; raises TypeError."""
-    if isinstance(result, Verdict) and result.reward is None:
+    is_verdict = isinstance(result, Verdict)
+    reward = result.reward if is_verdict else result
+    if is_verdict and reward is None:
         return result
-    reward = result.reward if isinstance(result, Verdict) else result
-    if not isinstance(reward, Real | np.bool_) or not math.isfinite(reward):
-        raise TypeError(f"it returned {result!r}, not a Verdict, a finite number or a bool")
+    if not isinstance(reward, Real | np.bool_) or not abs(float(reward)) <= LARGEST:
+        raise TypeError(
+            f"it returned {result!r}, not a Verdict, a finite number (up to {LARGEST:g}) or a bool"
+        )
     value = float(reward)
     reason = "correct" if value > 0.5 else "wrong"
-    return Verdict(value, result.reason if isinstance(result, Verdict) else reason)
+    return Verdict(value, result.reason if is_verdict else reason)

@@ -33,9 +33,10 @@ SURROGATE = re.compile("[\ud800-\udfff]")
 def lacks(row: dict, needed: str) -> ValueError:
     """The error for a row without the `needed` keys.
 
-    Its message lists the keys found.
+    Its message lists the keys found, with the types of values that are not text.
     """
-    keys = textwrap.shorten(", ".join(map(str, row)), 200, placeholder=" ...")
+    found = [f"{name}: {type(row[name]).__name__}".removesuffix(": str") for name in row]
+    keys = textwrap.shorten(", ".join(found), 200, placeholder=" ...")
     return ValueError(f"needs {needed} (found: {keys or 'no keys'})")
 
 
@@ -60,12 +61,13 @@ def read_rows(path: Path) -> Iterable[dict]:
     check_is_file(path)
     if path.is_dir():
         return _folder_rows(path)
-    if path.suffix == ".parquet":
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
         from pyarrow import parquet  # imported late: slow, and the embedded task does without
 
         # a folder "level=3" adds no column
         return _table_rows(parquet.read_table(path, partitioning=None))
-    if path.suffix == ".csv":
+    if suffix == ".csv":
         return _csv_rows(path)
     text = text_of(path)
     values = json.loads(text) if text.lstrip().startswith("[") else _json_lines(text)
@@ -115,7 +117,7 @@ def text_of(path: Path) -> str:
 
     Raises OSError for what is no file.
     """
-    open_text = gzip.open if path.suffix == ".gz" else open
+    open_text = gzip.open if path.suffix.lower() == ".gz" else open
     with open_text(check_is_file(path), "rt", encoding="utf-8-sig") as file:
         return file.read()
 
@@ -167,7 +169,7 @@ def _folder_rows(folder: Path) -> Iterable[dict]:
         return itertools.chain.from_iterable(map(_table_rows, tables))
     # The names of the files tell which belong to which split.
     patterns = {"all": ["**"]} | datasets.data_files.get_data_patterns(str(folder))
-    extensions = [".parquet", ".csv", ".json", ".jsonl"]
+    extensions = ".parquet .csv .json .jsonl .PARQUET .CSV .JSON .JSONL".split()
     splits = datasets.data_files.DataFilesDict.from_patterns(patterns, str(folder), extensions)
     unread = set(splits.pop("all")).difference(*splits.values())
     if unread:

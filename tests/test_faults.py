@@ -88,12 +88,16 @@ def test_damaged_files_are_named(case, copied, assert_says, resumed, asked_again
     """They are named before a file is changed.
 
     That holds where a run is resumed, by `--from`, and by the same evaluation again. A damage
-    replaces an expression, or removes a file.
+    replaces an expression, takes the file of this name from another folder, or removes a file.
     """
-    for path in copied.glob(case["file"]):
-        if "old" in case:
-            text = re.sub(case["old"], case["new"], path.read_text("latin-1"))
-            path.write_text(text, "latin-1")
+    paths = list(copied.glob(case["file"]))
+    assert paths
+    for path in paths:
+        if "from" in case:
+            shutil.copy(copied / case["from"] / path.name, path)
+        elif "old" in case:
+            text = re.sub(case["old"], case["new"], path.read_bytes().decode("latin-1"))
+            path.write_bytes(text.encode("latin-1"))
         else:
             path.unlink()
     if case["file"].startswith("run"):

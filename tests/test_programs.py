@@ -26,7 +26,8 @@ from rewards import Verdict, grade_all, grade_code
 # and programs that change when they see what is expected.
 BESIDE = set(
     "shallow_copy same_rows same_object_humaneval kept_list global_kept warns leaves_file "
-    "forged_failure forged_no_verdict forged_reply slow_beside".split()
+    "forged_failure forged_no_verdict forged_reply slow_beside same_rows_and_exit "
+    "same_rows_and_unsupported".split()
 )
 SHARED = [[1]]  # one object in several places
 # What no line of the file can hold: name, reward, program, tests.

@@ -30,8 +30,8 @@ def link(monkeypatch):
         exec(source, vars(module))
         inside, outside = socket.socketpair()
         stdout = io.TextIOWrapper(io.BytesIO())
-        serving = (inside.makefile("rwb"), module, stdout)
-        threading.Thread(target=proxy.serve, args=serving, daemon=True).start()
+        serving = proxy.Inside(inside.makefile("rwb"), module, stdout)
+        threading.Thread(target=serving.serve, daemon=True).start()
         ends.append(outside)
         return proxy.Link(outside.makefile("rwb"))
 
@@ -135,7 +135,8 @@ def test_a_forged_message_is_the_candidates_end(value):
         ("def f(x): raise SystemExit", ["assert f(1) == 2"], "crashed"),
         ("def f(x): return x", ["assert f(1) = 2"], "infra_error"),
         ("def f(x): return x", ["import no_such_module", "assert f(1)"], "unsupported"),
-        ("def f(x): return x(1)", ["assert f(lambda y: y) == 1"], "unsupported"),
+        ("def f(x): return x(1)", ["assert f(lambda y: y) == 1"], "correct"),
+        ("def f(x): return x(1)", ["assert f({}.get) == 1"], "unsupported"),
         ("def f(n): return 'x' * n", ["assert len(f(2**26)) == 2**26"], "output"),
     ],
 )

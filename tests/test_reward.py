@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from asyncio import CancelledError
 from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
@@ -12,18 +13,20 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from builders.commands import raising, run_well, words_of
+from builders.commands import interrupt, raising, run_well, words_of
 from builders.processes import on_two
 from builders.rollouts import batch_of, rollouts_like
 from builders.runs import ALONE
 
+import eval as evaluation
 import train
+from grpo import group_advantages
 from harness import fsdp
 from harness.files import read_lines
 from harness.sampling import check_verdicts
 from rewards import Verdict
 from tasks.errors import RunFailed
-from tasks.reward import grade_by, load_reward
+from tasks.reward import LARGEST, grade_by, load_reward
 
 # In a file with a name of ours, beside another that it imports.
 OWN = """
@@ -94,6 +97,7 @@ def test_two_ranks_and_a_resumed_run_train_on_the_reward_that_was_asked_for(flag
         ("no_such_module:grade", "No module named 'no_such_module'"),
         ("math:pi", "is not a callable object"),
         ("math:sqrt", "too many positional arguments"),
+        ("FOLDER/named.py:half_named", "missing a required argument: 'gold'"),
     ],
 )
 def test_a_reward_that_cannot_be_called_is_refused_first(
@@ -102,6 +106,7 @@ def test_a_reward_that_cannot_be_called_is_refused_first(
     """The status is 2, after one sentence, and nothing is loaded or written."""
     (tmp_path / "broken.py").write_text("1 / 0")
     (tmp_path / "script.py").write_text("import sys\nsys.exit(0)")
+    (tmp_path / "named.py").write_text("def half_named(gold, response): ...")
     reward = text.replace("FOLDER", str(tmp_path))
     words = words.replace("FOLDER", str(tmp_path))
     asked = [*flags[:-1], reward, "--model", "no such folder"]
@@ -126,6 +131,10 @@ NO_VERDICT = Verdict(None, "infra_error")
         ("1", "it returned '1', not a Verdict"),
         (math.nan, "it returned nan, not a Verdict"),
         (Verdict(math.inf, "x"), "not a Verdict, a finite number"),
+        (-1e17, (-1e17, "wrong")),
+        (1e20, r"it returned 1e\+20, not a Verdict, a finite number .up to 1e\+17"),
+        (np.float32(-1e19), "not a Verdict, a finite number"),
+        (Verdict(-1e308, "x"), "not a Verdict, a finite number"),
         ((1.0, "correct"), r"it returned \(1.0, 'correct'\), not"),
     ],
 )
@@ -141,24 +150,93 @@ def test_a_reward_is_a_verdict_a_number_or_a_bool(result, expected):
         assert grade_by(raising(KeyError("no")), "", "") == NO_VERDICT
 
 
+def test_the_largest_rewards_have_advantages():
+    """In the largest group the sum of the squares of Eq. (1) still is a float32."""
+    rewards = torch.tensor([LARGEST, -LARGEST] * 2048)
+    assert group_advantages(rewards, 4096).abs().min() > 0.99
+
+
+@pytest.mark.parametrize("end", [SystemExit(0), SystemExit("3"), CancelledError(), GeneratorExit()])
+def test_what_would_end_the_program_is_no_verdict(end):
+    """Only Ctrl-C ends a run."""
+    with pytest.warns(RuntimeWarning, match=f"--reward: {type(end).__name__}"):
+        assert grade_by(raising(end), "", "") == NO_VERDICT
+    with pytest.raises(KeyboardInterrupt):
+        grade_by(interrupt, "", "")
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        "response, answer",
+        "answer, response",
+        "answer, response=None, *more",
+        "text, gold",
+        "*both",
+    ],
+)
+def test_parameters_are_taken_by_name(parameters, tmp_path):
+    """Without these names the response comes first; verdicts of swapped values are all wrong."""
+    path = tmp_path / "named.py"
+    path.write_text(f"def grade({parameters}):\n    return dict(locals())")
+    due = {"response": "R", "answer": "A", "text": "R", "gold": "A", "both": ("R", "A")}
+    taken = load_reward(f"{path}:grade").args[0]("R", "A")
+    assert taken.items() <= due.items() | {("more", ())}
+
+
 FAILS = """
 def grade(response, answer):
     raise OSError(f"the judge is down, says {answer}")
 """
+ENDS = """
+def grade(response, answer):
+    exec("import sys; sys.exit(0)")
+"""
+MOVES = """
+import os
+import tempfile
+
+os.chdir("/")
+
+def grade(response, answer):
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+    return len(response) % 2
+"""
 
 
-@pytest.mark.parametrize("method", ["shear", "grpo"])
-def test_a_step_without_any_verdict_ends_the_run(method, flags, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "method, reward, cause",
+    [
+        ("shear", FAILS, "OSError: the judge is down, says 1"),
+        ("grpo", FAILS, "OSError: the judge is down, says 1"),
+        ("shear", ENDS, "SystemExit: 0"),
+    ],
+)
+def test_a_step_without_any_verdict_ends_the_run(method, reward, cause, flags, tmp_path, capsys):
     """One sentence has the first cause; the status is 1, before any update."""
-    (tmp_path / "rewards.py").write_text(FAILS)
+    (tmp_path / "rewards.py").write_text(reward)
     load_reward.cache_clear()
-    with pytest.warns(RuntimeWarning, match="the judge is down"):
+    with pytest.warns(RuntimeWarning, match=cause):
         assert train.main([*flags, "--method", method]) == 1
-    said = (
-        "error: step 1: no response could be graded: --reward: OSError: the judge is down, says 1\n"
-    )
+    said = f"error: step 1: no response could be graded: --reward: {cause}\n"
     assert capsys.readouterr().err.endswith(said)
     assert len(read_lines(tmp_path / "run" / "metrics.jsonl")) == 1
+
+
+def test_a_reward_that_changes_the_working_directory_moves_no_path(flags, tmp_path, monkeypatch):
+    """Relative folders stay where they were, also if the new one is gone."""
+    (tmp_path / "rewards.py").write_text(MOVES)
+    load_reward.cache_clear()
+    monkeypatch.chdir(tmp_path)
+    run_well(train, flags, "--save-every 1 --out relative --data data.jsonl")
+    assert Path.cwd() == tmp_path
+    run = tmp_path / "relative" / "run"
+    assert (run / "model").exists() and (run / "checkpoints" / "step-000001").exists()
+    monkeypatch.chdir(tmp_path)
+    words = words_of("--model relative/run --samples 2 --out evaluated")
+    run_well(evaluation, words)
+    assert read_lines(tmp_path / "evaluated" / "generations.jsonl")
 
 
 def test_the_first_cause_may_be_another_rank_s(monkeypatch):

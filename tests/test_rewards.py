@@ -8,6 +8,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -137,9 +139,39 @@ def test_a_busy_worker_without_a_master_ends_within_its_cpu_time():
 
 
 def test_a_question_that_kills_its_workers_is_wrong(monkeypatch):
-    """Two workers in a row that die alone with a question are its fault and not the machine's."""
-    monkeypatch.setattr(workers.Worker, "ask", lambda *_: "")
+    """Two workers that die of a question are its fault, unless one dies of any other, too."""
+    ask = workers.Worker.ask
+    deadly = ["x"]
+
+    def die(worker, answer, gold, timeout_s):
+        return "" if answer in deadly else ask(worker, answer, gold, timeout_s)
+
+    monkeypatch.setattr(workers.Worker, "ask", die)
     assert grade_math(r"\boxed{x}", "y") == (0.0, "crashed")
+    deadly.append("x/2")  # the question that every worker can answer
+    with pytest.warns(RuntimeWarning, match="workers of math-verify die"):
+        assert grade_math(r"\boxed{x}", "y") == (None, "infra_error")
+
+
+def test_a_limit_of_the_user_is_no_wrong_answer():
+    """A hard limit of CPU time holds, and a worker that has used it up is replaced."""
+    script = r"""
+import resource
+from grading.workers import _idle, in_worker
+
+resource.setrlimit(resource.RLIMIT_CPU, (4, 4))
+used = set()
+for number in range(5000):
+    print(in_worker(rf"\frac{{{number}x}}{{7}}", f"{number}x/7", 60.0))
+    used.add(_idle[0].process.pid)
+    if len(used) == 2:
+        print(len(used))
+        break
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    reasons = said.stdout.split()
+    assert reasons.pop() == "2", said.stderr
+    assert set(reasons) == {"correct"}
 
 
 def test_a_process_that_cannot_start_is_no_verdict(monkeypatch):

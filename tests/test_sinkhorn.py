@@ -14,8 +14,6 @@ from torch.nn.functional import pad
 import sinkhorn as module
 from sinkhorn import sinkhorn
 
-# comparisons to 1e-6 need a converged solve
-
 
 def clouds(seed: int, n: int, m: int, batch: tuple = ()) -> torch.Tensor:
     """Euclidean costs (*batch, n, m) float64 between two Gaussian point clouds."""
@@ -42,6 +40,7 @@ def test_value_cost_and_plan_agree_with_pot(eps):
     cost = clouds(0, 12, 9)
     a = random_masses(1, 12)
     b = random_masses(2, 9)
+    # comparisons to 1e-6 need a converged solve
     ours = sinkhorn(cost, a, b, eps=eps, max_iters=20_000, tol=1e-11)
     theirs = ot.solve(
         cost.numpy(), a.numpy(), b.numpy(), reg=eps, reg_type="KL", max_iter=100_000, tol=1e-13

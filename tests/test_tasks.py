@@ -3,17 +3,21 @@
 import gzip
 import json
 from contextlib import nullcontext
+from datetime import datetime, timedelta
+from decimal import Decimal
 from itertools import chain
 from unittest.mock import Mock
 
 import datasets
 import huggingface_hub
+import pyarrow
 import pytest
 import torch
 from builders.case_files import cases, rows_of_text
 from builders.commands import raising, words_of
 from builders.runs import config_from
 from datasets import Dataset, DatasetDict
+from pyarrow import parquet
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
@@ -304,6 +308,10 @@ WRITERS = {
         gzip.compress(("\ufeff" + json.dumps(rows)).encode())
     ),
     "x.csv": lambda path, rows: Dataset.from_list(rows).to_csv(path),
+    "x.CSV": lambda path, rows: Dataset.from_list(rows).to_csv(path),
+    "x.Parquet": lambda path, rows: Dataset.from_list(rows).to_parquet(path),
+    "x.JSONL.GZ": lambda path, rows: path.write_bytes(gzip.compress(json.dumps(rows).encode())),
+    "folder of CSV": lambda path, rows: Dataset.from_list(rows).to_csv(path / "x.CSV"),
     "saved": lambda path, rows: Dataset.from_list(rows).save_to_disk(path),
     "splits": lambda path, rows: DatasetDict(
         eval=OTHERS, train=Dataset.from_list(rows)
@@ -341,6 +349,34 @@ def test_rows_of_the_known_layouts_become_problems(case, tmp_path):
     if "solution" in case["row"]:
         due["solution"] = case["row"]["solution"]
     assert load_problems("math", str(path))[0] == [due]
+
+
+DAY = datetime(2024, 1, 2)
+AFTERNOON = datetime(2024, 1, 2, 15, 35)
+
+
+@pytest.mark.parametrize(
+    "kind, value, answer",
+    [
+        ("date32", DAY, "2024-01-02"),
+        ("date64", DAY, "2024-01-02"),
+        ("timestamp[us]", DAY, "2024-01-02"),
+        ("timestamp[ns]", AFTERNOON, "2024-01-02 15:35:00"),
+        ("time64[us]", AFTERNOON.time(), "15:35:00"),
+        (None, Decimal("1.50"), "1.50"),
+        ("duration[s]", timedelta(1), "found: problem, answer: timedelta"),
+        ("binary", b"7", "found: problem, answer: bytes"),
+        (None, ["7"], "found: problem, answer: list"),
+    ],
+)
+def test_a_column_of_another_type_is_text_or_is_named(kind, value, answer, tmp_path):
+    """Dates, times and decimals are text, without a time of 0; of other values the type is named."""
+    column = pyarrow.array([value], kind)  # without a kind, its guess
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pyarrow.table({"problem": ["q"], "answer": column}), path)
+    is_refused = answer.startswith("found")
+    with pytest.raises(BadInput, match=answer) if is_refused else nullcontext():
+        assert load_problems("math", str(path))[0] == [{"problem": "q", "answer": answer}]
 
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
@@ -435,7 +471,9 @@ def test_tests_that_decide_nothing_are_refused(tests, message, tmp_path):
         ("x.jsonl", "1", 'row 1: needs "problem" .*found: no keys'),
         ("x.jsonl", '{"problem": "a", "answer": "1"}\n{"problem": \n', "line 2: not JSON"),
         ("x.jsonl", '{"a":' * 100_000, "line 1: not JSON"),
-        ("x.jsonl", '{"problem": "\\ud800", "answer": "1"}', 'row 1: needs "problem"'),
+        ("x.jsonl", '{"problem": "\\ud800", "answer": "1"}', "row 1: holds half of a surrogate pair"),
+        ("x.jsonl", '{"problem": "a", "answer": "1\\udfff"}', "row 1: holds half of a surrogate pair"),
+        ("x.jsonl", '{"problem": "a", "answer": "1", "solution": "\\ud83d"}', "1 rows cannot .* half of a surrogate"),
         ("x.jsonl", '{"problem": "a", "answer": " "}', 'row 1: needs "answer"'),
         ("x.jsonl", "\n\n", "no problem .*0 of 0 rows"),
         ("x.csv", "\xff", "cannot be read .*utf-8"),

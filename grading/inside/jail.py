@@ -108,7 +108,8 @@ def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
     """Yield (reason, its cause) once, of tests in one cell and the program in another.
 
     The tests' cell is forked when the program's is ready. After a pass, or a failure with a cause,
-    one cell with both follows if the job says so, and its failure counts.
+    one cell with both follows if the job says so, and its failure counts. It has as much time
+    again.
     """
     import socket  # slow to import, and not needed for scripts
 
@@ -123,7 +124,8 @@ def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
 
     def serve_program() -> None:
         sys.stdout = io.TextIOWrapper(io.BytesIO(), "utf-8", "replace", newline="")
-        proxy.serve(connection(), run(job["program"], "program", helpers), sys.stdout)
+        module = run(job["program"], "program", helpers)
+        proxy.Inside(connection(), module, sys.stdout).serve()
 
     def run_across() -> None:
         os.write(4, " ".join(judge.across(connection(), tests)).encode())
@@ -144,6 +146,8 @@ def run_judge(job: dict, deadline: float) -> Iterator[tuple[str, bytes]]:
     passed = reason == "correct"
     in_doubt = passed or (cause and reason != "infra_error")
     if in_doubt and job["beside"]:
+        # a second more than the first run had, which may have used all its time
+        deadline = time.monotonic() + job["timeout_s"] + 1
         ended, data = run_cell(run_beside, {}, 4, job, deadline)
         if data not in (b"correct", b"unsupported"):
             reason = "wrong" if ended == "ok" else ended

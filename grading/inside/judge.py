@@ -102,7 +102,9 @@ def across(file: BufferedRWPair, tests: dict) -> tuple[str, str]:
         return True
 
     reason, cause = outcome(run)
-    return link.dead or reason, cause or DOUBT * in_doubt(nodes, candidates)
+    return link.dead or reason, cause or DOUBT * (
+        bool(link.functions) or in_doubt(nodes, candidates)
+    )
 
 
 def beside(module: types.ModuleType, tests: dict) -> str:
@@ -120,11 +122,19 @@ def outcome(run: Callable[[], bool]) -> tuple[str, str]:
         return "correct" if run() and cases_held() else "wrong", ""
     # any exception decides: of the candidate, of tests that cannot run, of an assertion
     except BaseException as error:
-        if hasattr(error, "candidate"):
+        if is_candidates(error):
             return "memory" if isinstance(error, MemoryError) else "crashed", ""
         if isinstance(error, Unsupported | ImportError):
             return "unsupported", str(error)[:500]
         return "wrong", ""
+
+
+def is_candidates(error: BaseException) -> bool:
+    """Whether the candidate raised an exception, or let it pass through a frame of its own."""
+    step = error.__traceback__
+    while step and step.tb_frame.f_code.co_filename != "program.py":
+        step = step.tb_next
+    return step is not None or hasattr(error, "candidate")
 
 
 # ---- what the tests are --------------------------------------------------------------------------
@@ -328,7 +338,7 @@ def execute(trees: list[ast.Module], names: dict, module: types.ModuleType | Non
         try:
             exec(compile(tree, "test", "exec"), vars(module))
         except SystemExit as error:
-            if hasattr(error, "candidate") or error.code not in (None, 0):
+            if is_candidates(error) or error.code not in (None, 0):
                 cases_held()  # some Pythons end a run of skipped cases with status 5
                 raise
     return True

@@ -21,6 +21,9 @@ they get what the candidate prints. Threads of the tests take turns.
 All checks must run and hold: an exception that a loop, asyncio or unittest takes for an end without
 an error arrives as RuntimeError.
 
+A function of the tests stays outside, and the inside gets a stand-in, whose calls cross the wall in
+the other direction while the outside waits for a reply.
+
 Left out: the tests' own objects as arguments, and subclasses of the candidate's classes but for
 exceptions; these are `Unsupported`. What is one object in Python is two here.
 
@@ -76,7 +79,9 @@ class Unsupported(KeyboardInterrupt):
 class Inside:
     """The objects that stay here, by numbers that the outside knows; 0 is the program's module."""
 
-    def __init__(self, module: object) -> None:
+    def __init__(self, file: io.BufferedRWPair, module: object, stdout: io.TextIOWrapper) -> None:
+        self.file = file
+        self.stdout = stdout
         self.objects = [module]
         self.numbers: dict[int, int] = {}  # by id, which an object keeps while `objects` holds it
 
@@ -121,29 +126,45 @@ class Inside:
         ((kind, content),) = description.items()
         if kind == "builtin":
             return TYPES.get(content) or getattr(builtins, content)
-        return self.objects[content]
+        if kind == "object":
+            return self.objects[content]
 
+        def function(*args: object, **options: object) -> Value:
+            self.reply(None, encode([content, args, options], self.describe), [])
+            return self.serve()
 
-def serve(file: io.BufferedRWPair, module: object, stdout: io.TextIOWrapper) -> None:
-    """Do what the tests ask with the objects of the candidate's module until they hang up."""
-    inside = Inside(module)
-    while True:
-        try:
-            question = receive(file)
-        except EOFError:
-            return
-        try:
-            reply = inside.answer(*decode(question, inside.resolve))
-        # the tests get the candidate's exception, or that a result cannot cross
-        except BaseException as error:
-            error.__traceback__ = None
-            reply = [True, inside.describe(error), []]
+        function.__name__ = kind
+        return function
+
+    def reply(self, *reply: Value) -> None:
+        """Send a reply and what the candidate has printed."""
         printed = ""
         with contextlib.suppress(ValueError):  # the candidate has closed it
-            stdout.seek(0)
-            printed = stdout.read()
-            stdout.truncate(stdout.seek(0))
-        send(file, [*reply, printed])
+            self.stdout.seek(0)
+            printed = self.stdout.read()
+            self.stdout.truncate(self.stdout.seek(0))
+        send(self.file, [*reply, printed])
+
+    def serve(self) -> Value:
+        """Do what the tests ask until a function of theirs returns, whose value this is.
+
+        Ends, too, when they hang up.
+        """
+        while True:
+            try:
+                question = receive(self.file)
+            except EOFError:
+                return None
+            try:
+                operation, args, options, keep = decode(question, self.resolve)
+                if operation == "return":
+                    return args
+                reply = self.answer(operation, args, options, keep)
+            # the tests get the candidate's exception, or that a result cannot cross
+            except BaseException as error:
+                error.__traceback__ = None
+                reply = [True, self.describe(error), []]
+            self.reply(*reply)
 
 
 # ---- the outside ---------------------------------------------------------------------------------
@@ -162,6 +183,7 @@ class Link:
         self.lock = _thread.RLock()
         self.handles: dict[int, Handle] = {}
         self.exceptions: dict[str, type] = {}  # stand-ins for classes
+        self.functions: list[Callable] = []  # of the tests, which the candidate may call
 
     def names(self, wanted: Collection[str]) -> dict:
         """The wanted names that the candidate has, with their values.
@@ -185,22 +207,29 @@ class Link:
         """
         options = options or {}
         with self.lock:
-            if self.dead:
-                raise Died
-            self.built = keep
-            question = encode([operation, list(args), options, keep], self.describe)
-            try:
-                send(self.file, question)
-                reply = receive(self.file, MAX_MESSAGE)
-                failed, value, after, printed = decode(reply, self.resolve)
-                if failed and not isinstance(value, BaseException):
-                    raise TypeError
-                for old, new in zip([*args, *options.values()], after, strict=False):
-                    overwrite(old, new)
-            except Exception as error:  # it has ended, or the message is forged
-                self.dead = "output" if isinstance(error, TooLong) else "crashed"
-                raise Died from None
-            sys.stdout.write(str(printed))  # the tests may have redirected it
+            question = [operation, list(args), options, keep]
+            failed = None
+            while failed is None:
+                if self.dead:
+                    raise Died
+                message = encode(question, self.describe)
+                self.built = keep
+                try:
+                    send(self.file, message)
+                    reply = receive(self.file, MAX_MESSAGE)
+                    failed, value, after, printed = decode(reply, self.resolve)
+                    if failed and not isinstance(value, BaseException):
+                        raise TypeError
+                    for old, new in zip([*args, *options.values()], after, strict=False):
+                        overwrite(old, new)
+                except Exception as error:  # it has ended, or the message is forged
+                    self.dead = "output" if isinstance(error, TooLong) else "crashed"
+                    raise Died from None
+                sys.stdout.write(str(printed))  # the tests may have redirected it
+                # what it raises goes to the tests, so that the candidate hides no failed check
+                if failed is None:
+                    number, values, names = value
+                    question = ["return", self.functions[number](*values, **names), {}, False]
         if not failed:
             return value
         if isinstance(value, StopIteration) and operation != "next":
@@ -208,8 +237,9 @@ class Link:
         raise value
 
     def describe(self, value: object) -> dict:
-        """The description of what is no plain data: a handle, or what the inside has by its name.
+        """The description of what is no plain data.
 
+        It is a handle, what the inside has by its name, or a function that the inside may call.
         Raises Unsupported for an object of the tests'.
         """
         if isinstance(value, Handle):
@@ -219,6 +249,9 @@ class Link:
         name = getattr(value, "__name__", "")
         if value is TYPES.get(name) or value is getattr(builtins, name, None):
             return {"builtin": name}
+        if isinstance(value, types.FunctionType):
+            self.functions.append(value)
+            return {name: len(self.functions) - 1}
         raise Unsupported(f"the tests pass a {type(value).__name__}, which is no plain data")
 
     def resolve(self, description: dict) -> Value:
@@ -299,6 +332,7 @@ class Handle:
             raise AttributeError(name)
         return value
 
+    __dict__ = property(lambda self: self.__getattr__("__dict__"))  # for `vars`
     __array__ = None  # it could change while numpy reads it
 
     __eq__ = _asked("eq")
@@ -331,11 +365,14 @@ def _contains(self: Handle, item: object) -> bool:
 # The special methods of handles; each has those of its object.
 SPECIAL: dict[str, object] = {
     f"__{name}__": _passed_on(name)
-    for name in "len iter next bool str repr getitem setitem delitem setattr delattr".split()
+    for name in "len iter next bool str repr format getitem setitem delitem setattr delattr".split()
 }
 SPECIAL |= {
     "__call__": _call,
     "__contains__": _contains,
     "__enter__": lambda self: self.__getattr__("__enter__")(),
-    "__exit__": lambda self, *error: self.__getattr__("__exit__")(None, None, None),
+    # the exception itself, which may hold what is expected, stays outside, and so does a new class
+    "__exit__": lambda self, kind, *_: self.__getattr__("__exit__")(
+        kind and getattr(builtins, kind.__name__, Exception), None, None
+    ),
 }
