@@ -79,7 +79,8 @@ def shear(batch: Batch, context: Context) -> Tensor:
     for _, hidden, mask, correct in batch.groups():
         weighed = weigh(context, hidden, mask, correct)  # Alg. 1 lines 1-16
         omega.append(weighed.omega)  # (G, T)
-        log_distances(batch, context, weighed)
+        if mask.any():
+            log_distances(batch, context, weighed)
     return shear_advantages(batch.advantages, torch.cat(omega))  # Alg. 1 line 18, Step 4
 
 
@@ -104,9 +105,8 @@ def weigh(
 
 def log_distances(batch: Batch, context: Context, weighed: Weighed) -> None:
     """Log nbar, eps in its units, and how well the distances of a group are solved."""
-    if weighed.omega.any():
-        batch.log("nbar", torch.tensor(weighed.nbar))
-        batch.log("eps_over_nbar", torch.tensor(context.shear.eps_over(weighed.nbar)))
+    batch.log("nbar", torch.tensor(weighed.nbar))
+    batch.log("eps_over_nbar", torch.tensor(context.shear.eps_over(weighed.nbar)))
     closest = weighed.closest
     if closest and closest.iterations is not None and closest.error is not None:
         batch.log("sinkhorn_iterations", closest.iterations)
