@@ -62,7 +62,6 @@ from grading.workers import in_worker
 REASONS = (
     "correct wrong no_answer parse_error copied timeout memory output crashed truncated infra_error"
 ).split()
-ANSWER_LENGTH = 2000
 NUMBER = re.compile(r"(?=[-+]?\.?[0-9])([-+]?)([0-9]*)(?:\.([0-9]*))?")
 DECIMAL = re.compile(  # within the range of floats
     r"[-+]?([0-9]{1,300}\.[0-9]{0,400}|\.[0-9]{1,400}|"
@@ -175,7 +174,7 @@ def grade_math(solution: str, gold: str, timeout_s: float = 5.0) -> Verdict:
     if answer_number and gold_number:
         return verdict("correct" if answer_number == gold_number else "wrong")
     # 32 towers of brackets would stop a step for minutes
-    if len(answer) > ANSWER_LENGTH + 4 * len(gold):
+    if len(answer) > 2000 + 4 * len(gold):
         return verdict("wrong")
     try:
         return verdict(in_worker(answer, gold, timeout_s))

@@ -95,7 +95,7 @@ NO_ANSWER = (
 )
 # Conditions, which may be one set of numbers: x<2 or x>3.
 JOINED = r"^(?=.*(?:[<>]|\\[lgn]eq)).*\b(?:or|and)\b"
-FIRST_DIGITS = "^-?0*([0-9.]*)[0-9]"
+FIRST_DIGITS = r"^-?[0-9,]*?(\.[0-9]*|)[0-9](?![0-9.,])"
 # The i of 2i, or what has complex values: no real z is equal to it.
 COMPLEX = r"(?<![\\A-Za-z_])i(?![A-Za-z])|\\(?:imath|arg|Re|Im|mathbb\{C\})(?![a-z])"
 # Symbols with another meaning: `verify` takes a symbol called E for the number e.
@@ -259,8 +259,8 @@ def _read(text: str) -> Basic | MatrixBase:
         expr = expr.doit()
     if rounded:
         last_digit = re.sub(FIRST_DIGITS, lambda m: re.sub("[0-9]", "0", m[1]) + "1", rounded)
-        if abs(getattr(expr, "rhs", expr) - _read(rounded)) > _read(last_digit):
-            raise ValueError(f"{expr} is not about {rounded}")
+        if (abs(getattr(expr, "rhs", expr) - _read(rounded)) - _read(last_digit)).doit() > 0:
+            raise ValueError(f"it is not about {rounded}")
     return expr
 
 

@@ -33,7 +33,8 @@ UNICODE = str.maketrans(
     {"×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "°": r"^\circ ",
      "∞": r"\infty ", "≤": r"\leq ", "≥": r"\geq ", "∪": r"\cup ", "…": r"\ldots ", "∈": r"\in ",
      "≈": r"\approx ", "≡": r"\equiv ", "√": r"\sqrt ", "Ω": r"\Omega ",
-     "μ": r"\mu ", "≠": r"\neq ", "±": r"\pm "}
+     "μ": r"\mu ", "≠": r"\neq ", "±": r"\pm ", "€": r"\text{EUR}", "£": r"\text{pounds}", "₹": r"\text{INR}",
+     "¢": r"\text{cents}"}
 ) | str.maketrans(
     "⁰¹²³⁴⁵⁶⁷⁸⁹⁻₀₁₂₃₄₅₆₇₈₉厘毫千米克升秒", "0123456789-0123456789cmkmgLs"
 )  # fmt: skip
@@ -56,7 +57,7 @@ UPRIGHT = (
 )
 SYMBOL = (
     r"(?:[kcdmμnMG]?(?:m|g|s|L|l|N|J|W|V|A|Pa|Hz|Ω|mol|cal|eV)|"
-    r"h|hr|min|sec|d|ft|in|yd|mi|lbs?|oz|mph|K|C|F|USD|EUR|INR|cent|deg|%)"
+    r"h|hr|min|sec|d|ft|in|yd|mi|lbs?|oz|mph|K|C|F|USD|EUR|INR|cents|deg|%)"
 )
 GROUP = r"(?:[^{}]|\{[^{}]*\})*"
 TEX = [
@@ -84,7 +85,8 @@ TEX = [
     (UPRIGHT, r"\\text"), (rf"\{{\\{FONT}(?![a-z])", r"\\text{"), (rf"^\\{FONT}\s", ""),
     (r"\\text\{\(([A-Za-z\s]{3,})\)\}", r"\\text{\1}"),
     # the power of an upright unit: \text{cm^3}, \text{mol L^{-1}}
-    *[(rf"(\\text\{{[A-Za-z/\s.]*{SYMBOL})\^(?:\{{(-?[0-9])\}}|([0-9]))", r"\1}^{\2\3}\\text{")] * 2,
+    *[(r"(\\text\{[A-Za-z/\s.]*(?:[A-Za-z]{2}|(?<![A-Za-z])[gJLmNs]))\^\{?(-?[0-9])\}?",
+       r"\1}^{\2}\\text{")] * 2,
     (r"\\text\{([^A-Za-z一-鿿①-⑳{}]*)\}", r"\1"),
     # no text: \text{36 dollars}, \text{(C)}, \mathrm{e}, \text{A and C}
     (rf"\\text\{{({GROUP}[0-9()=\[\\^_]{GROUP}|[eid]|[A-Z](?:,?\s(?:and\s)?[A-Z])+)\}}", r" \1 "),
@@ -142,12 +144,8 @@ FACTORS = {
 NUMBERS = "zero one two three four five six seven eight nine ten eleven twelve".split()
 FUNCTION = r"(?:arc|ar)?(?:sin|cos|tan|cot|sec|csc)h?|log|ln|exp|gcd|lcm|max|min"
 # `(?<![0-9])` here and below: a pattern that is tried from every digit takes quadratic time.
-DECIMAL = r"(?<![0-9])([0-9]*)\.([0-9]+)"
+DECIMAL = r"(?<!\\approx)(?<![0-9])([0-9]*)\.([0-9]+)"
 NEGATION = r"[^{}]*\b(?:not|false|wrong|incorrect|never)\b"
-CLAUSE = (
-    r"(?i:so|thus|then|hence|therefore),?|[^{}]*\b(?:is|are|was|were|equals?|makes?|has|have|gets?|"
-    r"earns?|needs?|costs?|pays?|takes?|spends?|saves?|sells?|buys?|receives?|obtain)"
-)
 LABEL = r"(?i:(?:the\s)?(?:final\s|correct\s)?(?:answer|ans\.?)(?:\sis)?)(?![a-z])\s?:?"
 TUPLE = r"\([^()]*,[^()]*\)"
 
@@ -169,7 +167,6 @@ def _exactly(match: re.Match) -> str:
     return match.expand(r"\\frac{\1\2}{1") + "0" * len(match[2]) + "}"
 
 
-STEP = r"(?:(?!(?<![\w}+*-])[a-z]=)[^,;])*"  # without x=
 # The last one is a time of day.
 DATES = "%Y-%m-%d %d%B%Y %d%b%Y %B%d%Y %b%d%Y %A%B%d%Y %A%d%B%Y %I:%M%p".split()
 
@@ -185,34 +182,27 @@ def _date(match: re.Match) -> str:
     return match[0]
 
 
-# What has no place in a row of a system.
-ROW = [
-    (r"&(?=[=<>])|(?<=[=<>])&|\s|[,;.]+(?=&|$)", ""),
-    (r"&(?:\\text)?\{?(?:if|for|when|where)?\}?", "&"), (r"^(.*?)&(.*?)\}?$", r"\\text{\2}=\1"),
-]  # fmt: skip
-
-
-def _rows(match: re.Match) -> str:
-    r"""The equations of a system as a list; a piecewise value is named by its condition."""
-    return ", ".join(rewrite(row, ROW) for row in match[1].split(r"\\") if row.strip())
-
-
 SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\^\{\^\{(.*?)\}\}", r"^{\1}"),  # 30^\degree
     (r"(\\[A-Za-z]+)\s(?![A-Za-z])", r"\1"),
     (r"\\text\{\s?([^{}]*?)\s?\}", r"\\text{\1}"), (r"\s+", " "),
     (r"\s?([-+*/=<>^_&|])\s?|\s(?=[)}\]]|\\(?!text|quad|mu|Omega)[a-z])|(?<=[({\[])\s", r"\1"),
     (r"[(\[]?(\\begin\{pmatrix\}.*\\end\{pmatrix\})[)\]]?", r"\1"),
-    (r"(?:[A-Za-z](?:\([a-z]\))?=)?\\begin\{cases\}(.*?)\\end\{cases\}", _rows),
+    # a system is a list of its rows; a piecewise value keeps its rows
+    (r"&(?=[=<>])|(?<=[=<>])&|[,;]\s?(?=\\\\|&|\\end)", ""),
+    (r"(?<=&)(?:\\text\{)?(?:if|for|when|where)\b\s?\}?\s?", ""),
+    (r"\\begin\{cases\}([^&]*?)\\end\{cases\}", r"\1"), (r"^[A-Za-z]\([a-z]\)=(?=\\begin)", ""),
     # \text{Final answer: }, \text{Total: }, \text{Therefore, she has }
-    (rf"^(?:\\text\{{(?:{LABEL}|(?!{NEGATION}|(?i:option|choice))(?:[^{{}}]{{3,}}:|{CLAUSE}))\}}|"
+    (rf"^(?:\\text\{{(?:{LABEL}|(?!{NEGATION}|(?i:option|choice))(?:[^{{}}]{{3,}}:|"
+     r"(?i:so|thus|then|hence|therefore),?|[^{}]*\b(?:is|are|was|were|equals?|makes?|has|have|gets?|earns?|"
+     r"needs?|costs?|pays?|takes?|spends?|saves?|sells?|buys?|receives?|obtain)))\}|"
      rf"(\\text\{{)?{LABEL})\s?", r"\1"),
     (r"^[0-9]{4}-[0-9-]+$|"
      r"^[^=]*(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[^=]*[0-9]{4}\}?$|"
      r"^[0-9]+:[0-9]{2}.*[aApP]\.?[mM]\.?\}?$", _date), (r"^0(?=[0-9]:)", ""),
     (r"^([0-9]+)\s?(?:\\text\{to\}|to)\s?([0-9]+)$", r"\1:\2"), (r"^l:(?=.*[-+xy].*=)", ""),
     # statements: x=6 \quad y=5, x=6\\y=5
-    (r"(?<=[\w})\]])(?:\s?\\quad|\\\\(?!.*\\end))\s?(?=[-\w(]|\\(?!text|pmod))", ", "),
+    (r"(?<=[\w})\]])\s?(?:\\quad|\\\\(?!.*\\end))\s?(?=[-\w(]|\\(?!text|pmod))", ", "),
     (r"\s?\\quad\s?|&(?!.*\\end)", " "),
     (r",?\s?\\text\{,?\s?(and|or),?\},?\s?|,?\s\b(and|or),?\s", r" \1\2 "),
     (r"(?<=[a-z]),?\s(and|or)\}\s?", r"} \1 "), (r"\\text\{,\}\s?", ", "),
@@ -221,6 +211,7 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     # \frac13 (about 0.33)
     (r"(?<=.)[\s,]*\(?(?:\\text\{)?[,\s]*(?:or\s)?(?<!\\)(?:approximately|approx\.?|about|"
      r"roughly)\}?\s?(?=[0-9])([^()]*)\)?$", r"\\approx\1"),
+    (r"^(?:[a-z]\\in)?\\mathbb\{R\}(?:,\s?|\sand\s)(?=[a-z]\\neq)", ""),
     # the condition under which a value holds stands behind a bar
     (r"(?<=.)[,\s(]*(?:\\text\{,?\s?(?:for|where|when|if|at|with|provided|such|since|because|as)\b([^{}]*)\}|"
      r"\b(?:for|where|if|at)\s|"
@@ -236,19 +227,16 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"(\\(?:max|min|gcd|lcm))\s?\\\{([^{}]*)\\\}", r"\1(\2)"),
     (r"^(?i:\\text\{(?:negative|minus)\}|negative|minus)\s?", "-"),
     # currency, and dollar signs around math
-    (r"\\text\{¢\}|¢", r"\\text{cents}"),
-    (r"^(?:US)?(?:\\\$|USD)\s?([0-9.,\s]+)$", r"\1\\text{USD}"),
-    (r"^(?:€|EUR)\s?([0-9.,\s]+)$", r"\1\\text{EUR}"),
-    (r"^(?:£|GBP)\s?([0-9.,\s]+)$", r"\1\\text{pounds}"),
-    (r"^(?:₹|INR|Rs.?)\s?([0-9.,\s]+)$", r"\1\\text{rupees}"),
-    (r"(?:\\text\{)?\b(?:US|USD|EUR|GBP|INR|CAD|AUD|JPY|CHF|CNY|Rs)\b\.?\}?\s?(?=\\?\$|[0-9])|"
-     r"\\?\$|[£€¥₹]", ""),
+    (r"^(?:US)?\\\$\s?(?=[0-9.,\s]+$)", r"\\text{USD}"),
+    (r"^(?:\\text\{)?(USD|EUR|INR|pounds)\}?\s?([0-9.,\s]+)$", r"\2\\text{\1}"),
+    (r"(?:\\text\{)?\b(?:US|USD|EUR|pounds|GBP|INR|CAD|AUD|JPY|CHF|CNY|Rs)\b\.?\}?\s?(?=\\?\$|[0-9])|"
+     r"\\?\$|¥", ""),
     (r"(?<![\w.])([0-9]*\.[0-9]+)(?:[eE]|\\text\{E\})\+?(-?[0-9]+)(?![\w.])", r"\1\\cdot10^{\2}"),  # 1.5e3
     # thousands: 1,000 beside a unit or in a list, and 1 000
     (r"(?:(?<=[=;])|(?<=[,;]\s)|(?<=d\s)|(?<=r\s)|^)"
-     r"[-+]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9])", lambda m: m[0].replace(",", "")),
-    (r"(?:^|(?<==))[-+]?[1-9][0-9]{0,2}(?:\s[0-9]{3})+(?![0-9]|\s?[,;])",
-     lambda m: m[0].replace(" ", "")),
+     r"[-+]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9])|"
+     r"(?:^|(?<==))[-+]?[1-9][0-9]{0,2}(?:\s[0-9]{3})+(?![0-9]|\s?[,;])",
+     lambda m: re.sub(r"[,\s]", "", m[0])),
     (r"^(-?[0-9]+)\s([0-9]+)/([0-9]+)\b", r"\1\\frac{\2}{\3}"),  # 7 3/4 is 7 + 3/4
     (r"(?<![0-9])([0-9]{0,30})\.([0-9]{0,30})\\(?:overline|bar|dot)\{([0-9]{1,30})\}(?![0-9])",
      lambda m: m.expand(r"\\frac{0\1\2\3-0\1\2}{") + "9" * len(m[3]) + "0" * len(m[2]) + "}"),
@@ -267,7 +255,8 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
      r"\\frac{\\sqrt{\1\3}}{\\sqrt{\2\4}}"),  # of letters, which are real
     (r"\s?\((\\approx[^()]*)\)", r"\1"),
     # x^{2}=49\Rightarrow x=7; but x=8\Rightarrow x=7 has two values
-    (rf"^{STEP}=(?:{STEP}\\(?:implies|(?:Long)?[rR]ightarrow)\s?)+(?=[a-z]=[^=,;]+$)", ""),
+    (r"^(?=.*=.*=)(?:(?!(?<![\w}+*-])[a-z]=)[^,;])*\\(?:implies|(?:Long)?[rR]ightarrow)\s?"
+     r"(?=[a-z]=[^=,;]+$)", ""),
     (r"^([A-Za-z](?:_\{\w+\})?)\\approx", r"\1="), (r"(?<![0-9.])([0-9]+)\.0+(?![0-9])", r"\1"),
     (r"^(?:\\approx|=|\\therefore|\\Rightarrow|\\implies)\s?", ""),
     (r"\s?\(?(?:\\(?:pmod|[bp]?mod)|\\text\{mod\}|\bmod\b)\s?\{?([^{}\s()]+)\}?\)?$",
@@ -279,14 +268,15 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\\[lcd]?dots[bcmio]?|\.\.\.", r"\\text{dots}"),  # 1,...,5 is not 1,5
     (TUPLE, _both_signs),  # (0,\pm2)
     (r"[^,]+", _both_signs),  # \frac{1\pm\sqrt5}{2}, which the parser does not know
-    (r"^(?:[a-z]\\in)?\\mathbb\{R\}(?:,\s?|\sand\s)(?=[a-z]\\neq)", ""),
     (r",\s?(?=[a-z]\\neq)", " and "),
     (r"^((?:\\[a-z]+|[^A-Za-z=,<>\\])+)=([A-Za-z](?:\([^()]*\))?)$", r"\2=\1"),  # 5 = x
-    (r"^[^<>=,]+(?:(?:>|\\geq\s?)[^<>=,]+){2,}$",  # 5 > x > 0
-     lambda m: "".join(re.split("(>|.geq)", m[0])[::-1]).replace(">", "<").replace("geq", "leq ")),
-    (rf"^(?i:{'|'.join(NUMBERS)})$|(?<=\{{)(?:{'|'.join(NUMBERS)})(?=\}})",
+    # 5>x>0
+    (r"^([^<>=,]+)>([^<>=,]+)>([^<>=,]+)$", r"\3<\2<\1"),
+    (r"^([^<>=,]+)\\geq([^<>=,]+)\\geq([^<>=,]+)$", r"\3\\leq \2\\leq \1"),
+    (r"^([^<>=,]+(?:>|\\geq))([^<>=,]+)((?:>|\\geq)[^<>=,]+)$", r"\1\2 and \2\3"),
+    (rf"(?:^|(?<=[{{(-]))(?i:{'|'.join(NUMBERS)})(?=[}})]|$)",
      lambda m: str(NUMBERS.index(m[0].lower()))),
-    *[(rf"(?<={number})\s\((?:[a-z]+-)?{word}\)$", "") for number, word in enumerate(NUMBERS)],
+    (r"(?<![0-9])([0-9]*?)([0-9]{1,2})\s\((?:[a-z]+-)?\2\)$", r"\1\2"),  # 9 (nine)
 ]  # fmt: skip
 
 # ---- units ---------------------------------------------------------------------------------------
@@ -300,10 +290,10 @@ HEDGE = (
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty)(?!-))"
 )
 NO_UNIT = rf"(?:and|or|not|but|for|at|if|when|where|with|[kMB](?!\}}\\Omega)|[ap]\.?m|{HEDGE})"
-MULTIPLE = "[^{}]*[万亿百千十倍半余多约左右上下不非几]"
 # Upright words; a plain unit, after a space if it has one letter; other words after a space.
 UNIT_ITEM = (
-    rf"(?:\\text\{{(?!(?:squared|cubed|[eix-z]\b)|[^{{}}]*\b{NO_UNIT}\b|{MULTIPLE})"
+    rf"(?:\\text\{{(?!(?:squared|cubed|[eix-z]\b)|[^{{}}]*\b{NO_UNIT}\b|"
+    r"[^{}]*[万亿百千十倍半余多约左右上下不非几])"
     r"[A-Za-z一-鿿\s.,/-]+\}|"
     r"(?:(?<=[0-9/({])(?:[kcm]m|kg|mg|m[lL]|ft|lbs?|oz|min|mph)|"
     rf"(?:(?<=[0-9}})]\s)|(?<=\s[(\[])|(?<=[/{{])|(?<=t\s)|(?<=\\mu\s)|"
@@ -322,7 +312,7 @@ UNIT_NAMES: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\\mu\W*", "μ"), (r"\b(k|c|m)(?:ilo|enti|illi)(?=[a-z]{4})", r"\1"),
     (r"(?:met(er|re)|gram|lit(er|re)|second|hour|volt|watt|joule|newton)s?\b", lambda m: m[0][0]),
     (r"\bsecs?\b", "s"), (r"\bhrs?\b|小时", "h"), ("minutes?|分钟", "min"), ("inch(?:es)?", "in"),
-    ("foot|feet", "ft"), ("pounds?|lbs", "lb"), ("L", "l"), ("¢|cents", "cent"), ("公", "k"), ("dollars?", "USD"), ("euros?", "EUR"), ("rupees?", "INR"),
+    ("foot|feet", "ft"), ("pounds?|lbs", "lb"), ("L", "l"), ("dollars?", "USD"), ("euros?", "EUR"),
     ("[Cc]elsius", "C"), ("[Ff]ahrenheit", "F"), ("days?", "d"), ("miles?", "mi"),
     ("yards?", "yd"), ("ounces?", "oz"),
 ]  # fmt: skip
