@@ -20,9 +20,9 @@ take long: `rewards.py` calls this in processes that it can kill. Importing this
 a second.
 """
 
-import contextlib
 import logging
 import re
+from contextlib import suppress
 from functools import lru_cache
 
 from latex2sympy2_extended import NormalizationConfig, latex2sympy
@@ -93,9 +93,6 @@ NO_ANSWER = (
     r"=[^,=]*(?:(?<!_\{)\\text|:|\|[^|=]*(?==)|/(?=[a-z]=))[^,]*=|"
     r"\\text\{[^{}]*\b(?:not|false|wrong|incorrect|never)\b.*="
 )
-# Conditions, which may be one set of numbers: x<2 or x>3.
-JOINED = r"^(?=.*(?:[<>]|\\[lgn]eq)).*\b(?:or|and)\b"
-FIRST_DIGITS = r"^-?[0-9,]*?(\.[0-9]*|)[0-9](?![0-9.,])"
 # The i of 2i, or what has complex values: no real z is equal to it.
 COMPLEX = r"(?<![\\A-Za-z_])i(?![A-Za-z])|\\(?:imath|arg|Re|Im|mathbb\{C\})(?![a-z])"
 # Symbols with another meaning: `verify` takes a symbol called E for the number e.
@@ -160,8 +157,8 @@ def _words(text: str) -> str:
 
     For example, 4:30 \text{PM} and \text{4:30 p.m.} become equal.
     """
-    text = re.sub(r"[.,](?![0-9])|\band\b", "", _plain(text))  # 1.5 is not 15
-    return _tight(text).casefold()
+    # 1.5 is not 15
+    return _tight(re.sub(r"[.,](?![0-9])|\band\b", "", _plain(text))).casefold()
 
 
 def _tight(text: str) -> str:
@@ -209,8 +206,8 @@ def _equal_values(answer: str, gold: str) -> bool:
         return False
     if _same(_read(gold), _read(answer)):
         return True
-    if ("%" in answer) == ("%" in gold) or (answer.startswith((".", "0.")) and "frac" in gold):
-        return False  # .25\% is no quarter
+    if re.match(r"[^%]*$|.*%.*;.*%|0?\.[^;]*%;\\frac", f"{answer};{gold}"):
+        return False  # .25\% is no \frac14
     return _same(_read(gold.replace("%", "")), _read(answer.replace("%", "")))  # 10 for 10\%
 
 
@@ -243,9 +240,10 @@ def _read(text: str) -> Basic | MatrixBase:
         if value is None:
             raise
         return _read(value[1])
-    if re.search(JOINED, text) and isinstance(expr, FiniteSet) and len(expr.free_symbols) == 1:
+    # conditions such as x<2 or x>3
+    if re.match(r"(?=.*(?:[<>]|\\[lgn]eq)).*\b(?:or|and)\b", text) and len(expr.free_symbols) == 1:
         join = Union if re.search(r"\bor\b", text) else Intersection
-        with contextlib.suppress(Exception):  # of any class; `verify` compares what is no set
+        with suppress(Exception):  # of any class; `verify` compares what is no set
             expr = join(*[condition.as_set() for condition in expr])
     if isinstance(expr, Relational | And) and not expr.has(Eq) and expr.doit() == True:  # noqa: E712
         return S.Reals
@@ -258,9 +256,13 @@ def _read(text: str) -> Basic | MatrixBase:
     if isinstance(expr, Expr) and (expr.free_symbols or expr.is_rational):
         expr = expr.doit()
     if rounded:
-        last_digit = re.sub(FIRST_DIGITS, lambda m: re.sub("[0-9]", "0", m[1]) + "1", rounded)
+        last_digit = re.sub(
+            r"^-?[0-9,]*?(\.[0-9]*|)[0-9](?![0-9.,])",
+            lambda m: re.sub("[0-9]", "0", m[1]) + "1",
+            rounded,
+        )
         if (abs(getattr(expr, "rhs", expr) - _read(rounded)) - _read(last_digit)).doit() > 0:
-            raise ValueError(f"it is not about {rounded}")
+            raise ValueError(rounded)
     return expr
 
 

@@ -16,18 +16,18 @@ from unicodedata import normalize
 
 # ---- TeX -----------------------------------------------------------------------------------------
 
-# What is not seen (Unicode's property Default_Ignorable_Code_Point: joiners, soft hyphens, marks of
-# direction, variation selectors), and marks at the end of a proof.
-UNSEEN = (
-    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
-    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U000e0000-\U000e0fff■□∎✓✔]"
+PLAIN = str.maketrans(
+    "٠١٢٣٤٥٦٧٨٩۰۱۲۳۴۵۶۷۸۹०१२३४५६७८९০১২৩৪৫৬৭৮৯๐๑๒๓๔๕๖๗๘๙、。【】∶⩽≦⩾≧—‒−–′⁄",
+    "01234567890123456789012345678901234567890123456789,.[]:≤≤≥≥----'/",
 )
-# Shapes of an ASCII character. NFKC of all characters would make 52 of 5², and 13 of ①③.
-SHAPES = "[、。【】∶⩽≦⩾≧—‒−–′″⁄！-～﹐-﹫℃℉µ㎀-㏟\U0001d400-\U0001d7cb]"
-PLAIN = str.maketrans("、。【】∶⩽≦⩾≧—‒−–′⁄", ",.[]:≤≤≥≥----'/")
+# NFKC of all characters would make 52 of 5², and 13 of ①③.
 CHARACTERS = [
-    (UNSEEN, ""), (r"(?![0-9])\d", lambda m: str(int(m[0]))),
-    (SHAPES, lambda m: normalize("NFKC", m[0]).translate(PLAIN)),
+    # What is not seen (Unicode's Default_Ignorable_Code_Point: joiners, soft hyphens, marks of
+    # direction, variation selectors), and marks at the end of a proof.
+    ("[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f"
+     "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufff8\U000e0000-\U000e0fff■□∎✓✔]", ""),
+    ("[٠-٩۰-۹०-९০-৯๐-๙、。【】∶⩽≦⩾≧—‒−–′″⁄！-～﹐-﹫℃℉µ㎀-㏟\U0001d400-\U0001d7ff]",
+     lambda m: normalize("NFKC", m[0]).translate(PLAIN)),
 ]  # fmt: skip
 UNICODE = str.maketrans(
     {"×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "°": r"^\circ ",
@@ -43,17 +43,16 @@ NAMES = {
     r"left|right|middle|[bB]igg?[lrm]?|(?:display|text|(?:script)+)style|(?:no)?limits|[lL]arge|LARGE|"
     r"[hH]uge|small|tiny|(?:normal|footnote|script)size|(?:black)?square|Box|qed(?:symbol)?|"
     r"checkmark|(?:math)?strut|nonumber|notag|(?:allow|no)break|relax|protect|noindent": "",
-    "math(?:dollar|sterling)|textdollar": r"\\$", "pounds|textsterling": "£", "euro|texteuro": "€",
+    "(?:math|text)dollar": r"\\$", "pounds|textsterling": "£",
     "(?:[dtcsx]|nice|flat)frac": r"\\frac", "leq?(?:slant)?": r"\\leq ", "geq?(?:slant)?": r"\\geq ", "lt": "<",
     "gt": ">", "ne": r"\\neq ", "langle": "(", "rangle": ")", "lbrace": r"\\{", "rbrace": r"\\}",
     "degree": r"^\\circ ", "lg": r"\\log_{10}", "varnothing": r"\\emptyset ", "prime": "'",
     "lor|vee": r"\\text{or}", "land|wedge": r"\\text{and}", "mid|vert": "|", "colon": ":",
     "qquad": r"\\quad ", r"not\s?\\in": r"\\notin ", "thickapprox|simeq|doteq": r"\\approx ",
 }  # fmt: skip
-FONT = "(?:bf|rm|it|tt|sf)"
 UPRIGHT = (
     r"\\(?:text(?:[a-z]{2}|normal)?|math(?:[a-z]{2}|normal)(?<!bb)|boldsymbol|bm|[mh]box|emph|"
-    rf"underline|operatorname\*?|{FONT})\s*(?=\{{)"
+    r"underline|operatorname\*?|bf|rm|it|tt|sf)\s*(?=\{)"
 )
 SYMBOL = (
     r"(?:[kcdmμnMG]?(?:m|g|s|L|l|N|J|W|V|A|Pa|Hz|Ω|mol|cal|eV)|"
@@ -73,7 +72,7 @@ TEX = [
     (r"(?<=[0-9])(?:,\\!|\{,\})\s*(?=[0-9]{3})", ""),  # thousands: 1,\!000 and 1{,}000
     (r"\\\\\s?\[[0-9.]+\s?[a-z]{2}\]", r"\\\\"),  # \\[4pt] between the rows of a matrix
     (r"(?<!\\)\\[!()\[\]]\s?|\\(?:text|page)?color(?:\[\w+\])?\{[^{}]*\}|"
-     r"\\[hv]?phantom\{[^{}]*\}|\\(?:tag|label)\*?\{[^{}]*\}|\\(?:left|right)\s?\.|^\*\*|\*\*$|(?<!\\)\\$", ""),
+     r"\\[hv]?phantom\{[^{}]*\}|\\(?:tag|label)\*?\{[^{}]*\}|\\(?:left|right)\s?\.|^\\(?:bf|rm|it|tt|sf)\s|^\*\*|\*\*$|(?<!\\)\\$", ""),
     (r"(?:(?<!\\)\\[,;:>\s]|[~\s]|\\(?:[hv]space\*?|[hm]skip|m?kern)\s?\{?-?[0-9.]+\s?[a-z]{2}\}?|"
      r"\\(?:(?:en|thin|med|thick|nobreak)?space|enskip|hfill?)(?![a-z])|"
      r"\\(?:fcolorbox\{[^{}]*\}|colorbox|raisebox|scalebox)\{[^{}]*\}|"
@@ -82,15 +81,15 @@ TEX = [
     (r"\\not\s?=", r"\\neq "), (r"\\%", "%"), (r"\\&", r"\\text{and}"),
     (r"\\begin\{array\}\s?\{[^{}]*\}|\\begin\{(?:[bBp]|small)?matrix\}", r"\\begin{pmatrix}"),
     (r"\\end\{(?:array|(?:[bBp]|small)?matrix)\}", r"\\end{pmatrix}"),
-    (UPRIGHT, r"\\text"), (rf"\{{\\{FONT}(?![a-z])", r"\\text{"), (rf"^\\{FONT}\s", ""),
+    (UPRIGHT, r"\\text"), (r"\{\\(?:bf|rm|it|tt|sf)(?![a-z])", r"\\text{"),
     (r"\\text\{\(([A-Za-z\s]{3,})\)\}", r"\\text{\1}"),
     # the power of an upright unit: \text{cm^3}, \text{mol L^{-1}}
     *[(r"(\\text\{[A-Za-z/\s.]*(?:[A-Za-z]{2}|(?<![A-Za-z])[gJLmNs]))\^\{?(-?[0-9])\}?",
        r"\1}^{\2}\\text{")] * 2,
-    (r"\\text\{([^A-Za-z一-鿿①-⑳{}]*)\}", r"\1"),
     # no text: \text{36 dollars}, \text{(C)}, \mathrm{e}, \text{A and C}
     (rf"\\text\{{({GROUP}[0-9()=\[\\^_]{GROUP}|[eid]|[A-Z](?:,?\s(?:and\s)?[A-Z])+)\}}", r" \1 "),
-    (r"([一-鿿①-⑳]+)(?![^{}]*\})", r"\\text{\1}"),
+    (r"(\{[^{}]*\})|([一-鿿①-⑳]+)", r"\1\\text{\2}"),  # 12\text{元}
+    (r"\\text\{([^A-Za-z一-鿿①-⑳{}]*)\}", r"\1"),
 ]  # fmt: skip
 # All digits of an exponent and of a denominator are one argument: x^12 is x^{12}, \frac112 is 1/12.
 TOKEN = re.compile(
@@ -189,9 +188,9 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\s?([-+*/=<>^_&|])\s?|\s(?=[)}\]]|\\(?!text|quad|mu|Omega)[a-z])|(?<=[({\[])\s", r"\1"),
     (r"[(\[]?(\\begin\{pmatrix\}.*\\end\{pmatrix\})[)\]]?", r"\1"),
     # a system is a list of its rows; a piecewise value keeps its rows
-    (r"&(?=[=<>])|(?<=[=<>])&|[,;]\s?(?=\\\\|&|\\end)", ""),
-    (r"(?<=&)(?:\\text\{)?(?:if|for|when|where)\b\s?\}?\s?", ""),
-    (r"\\begin\{cases\}([^&]*?)\\end\{cases\}", r"\1"), (r"^[A-Za-z]\([a-z]\)=(?=\\begin)", ""),
+    (r"&(?=[=<>])|(?<=[=<>])&|[,;]\s?(?=\\\\|&|\\end)|^[A-Za-z]\([a-z]\)=(?=\\begin)|"
+     r"(?<=&)(?:\\text\{)?(?:if|for|when|where)\b\s?\}?\s?", ""),
+    (r"\\begin\{cases\}([^&]*?)\\end\{cases\}", r"\1"),
     # \text{Final answer: }, \text{Total: }, \text{Therefore, she has }
     (rf"^(?:\\text\{{(?:{LABEL}|(?!{NEGATION}|(?i:option|choice))(?:[^{{}}]{{3,}}:|"
      r"(?i:so|thus|then|hence|therefore),?|[^{}]*\b(?:is|are|was|were|equals?|makes?|has|have|gets?|earns?|"
@@ -199,8 +198,8 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
      rf"(\\text\{{)?{LABEL})\s?", r"\1"),
     (r"^[0-9]{4}-[0-9-]+$|"
      r"^[^=]*(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[^=]*[0-9]{4}\}?$|"
-     r"^[0-9]+:[0-9]{2}.*[aApP]\.?[mM]\.?\}?$", _date), (r"^0(?=[0-9]:)", ""),
-    (r"^([0-9]+)\s?(?:\\text\{to\}|to)\s?([0-9]+)$", r"\1:\2"), (r"^l:(?=.*[-+xy].*=)", ""),
+     r"^[0-9]+:[0-9]{2}.*[aApP]\.?[mM]\.?\}?$", _date),
+    (r"^([0-9]+)\s?(?:\\text\{to\}|to)\s?([0-9]+)$", r"\1:\2"),
     # statements: x=6 \quad y=5, x=6\\y=5
     (r"(?<=[\w})\]])\s?(?:\\quad|\\\\(?!.*\\end))\s?(?=[-\w(]|\\(?!text|pmod))", ", "),
     (r"\s?\\quad\s?|&(?!.*\\end)", " "),
@@ -211,7 +210,9 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     # \frac13 (about 0.33)
     (r"(?<=.)[\s,]*\(?(?:\\text\{)?[,\s]*(?:or\s)?(?<!\\)(?:approximately|approx\.?|about|"
      r"roughly)\}?\s?(?=[0-9])([^()]*)\)?$", r"\\approx\1"),
-    (r"^(?:[a-z]\\in)?\\mathbb\{R\}(?:,\s?|\sand\s)(?=[a-z]\\neq)", ""),
+    # a time, a line, what is true of every x, names of coordinates
+    (r"^0(?=[0-9]:)|^l:(?=.*[-+xy].*=)|^(?:[a-z]\\in)?\\mathbb\{R\}(?:,\s?|\sand\s)(?=[a-z]\\neq)|"
+     r"\([a-z](?:,\s?[a-z])+\)=(?=\(.*,\s?\(|\(.*\s(?:or|and)\s)|(?<=or\s)\(x,\s?y\)=", ""),
     # the condition under which a value holds stands behind a bar
     (r"(?<=.)[,\s(]*(?:\\text\{,?\s?(?:for|where|when|if|at|with|provided|such|since|because|as)\b([^{}]*)\}|"
      r"\b(?:for|where|if|at)\s|"
@@ -220,7 +221,6 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"^(?!.*(?:[<>]|\\[lgn]eq).*,)([^,]+),\s?([a-z](?:[<>]|\\[lgn]eq)[^,;]*)$", r"\1¦\2"),
     (r"(?<!_\{[0-9a-z]\})(?<=[0-9}])\s(?=[a-z]=)", ", "),  # x=6\ y=5
     (r"^\((a|m|x),\s?(b|n|y)\)=\(([^(),]+),\s?([^(),]+)\)$", r"\1=\3, \2=\4"),
-    (r"\([a-z](?:,\s?[a-z])+\)=(?=\(.*,\s?\(|\(.*\s(?:or|and)\s)|(?<=or\s)\(x,\s?y\)=", ""),
     (r"^([a-z])=[^,=]+(?:(?:,|\sand)\s?\1=[^,=]+)+$", r"\\{\g<0>\\}"),  # x=3, x=4 is no (3,4)
     (rf"\\text\{{({FUNCTION})\}}(?=[\s(0-9A-Za-z\\^_])|"
      rf"(?<![\\A-Za-z{{])({FUNCTION})(?=[\s(0-9\\^_])", r"\\\1\2 "),
@@ -254,11 +254,10 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\\sqrt\{(?:\\frac\{([^{}-]+)\}\{([^{}-]+)\}|([^{}/-]+)/([^{}/-]+))\}",
      r"\\frac{\\sqrt{\1\3}}{\\sqrt{\2\4}}"),  # of letters, which are real
     (r"\s?\((\\approx[^()]*)\)", r"\1"),
+    (r"^([A-Za-z](?:_\{\w+\})?)\\approx", r"\1="), (r"(?<![0-9.])([0-9]+)\.0+(?![0-9])", r"\1"),
     # x^{2}=49\Rightarrow x=7; but x=8\Rightarrow x=7 has two values
     (r"^(?=.*=.*=)(?:(?!(?<![\w}+*-])[a-z]=)[^,;])*\\(?:implies|(?:Long)?[rR]ightarrow)\s?"
-     r"(?=[a-z]=[^=,;]+$)", ""),
-    (r"^([A-Za-z](?:_\{\w+\})?)\\approx", r"\1="), (r"(?<![0-9.])([0-9]+)\.0+(?![0-9])", r"\1"),
-    (r"^(?:\\approx|=|\\therefore|\\Rightarrow|\\implies)\s?", ""),
+     r"(?=[a-z]=[^=,;]+$)|^(?:\\approx|=|\\therefore|\\Rightarrow|\\implies)\s?", ""),
     (r"\s?\(?(?:\\(?:pmod|[bp]?mod)|\\text\{mod\}|\bmod\b)\s?\{?([^{}\s()]+)\}?\)?$",
      r"\\pmod{\1}"),
     (r"^(?:[a-z]\\equiv)?(?=-?[0-9]+\\pmod)", r"\\equiv"),  # 3 (mod 7) is right for x = 3
