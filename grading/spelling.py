@@ -33,7 +33,8 @@ UNICODE = str.maketrans(
     {"×": r"\times ", "·": r"\cdot ", "π": r"\pi ", "°": r"^\circ ",
      "∞": r"\infty ", "≤": r"\leq ", "≥": r"\geq ", "∪": r"\cup ", "…": r"\ldots ", "∈": r"\in ",
      "≈": r"\approx ", "≡": r"\equiv ", "√": r"\sqrt ", "Ω": r"\Omega ",
-     "μ": r"\mu ", "≠": r"\neq ", "±": r"\pm ", "€": r"\text{EUR}", "£": r"\text{pounds}", "₹": r"\text{INR}",
+     "μ": r"\mu ", "≠": r"\neq ", "±": r"\pm ", "€": r"\text{EUR}", "£": r"\text{pounds}",
+     "₹": r"\text{INR}",
      "¢": r"\text{cents}"}
 ) | str.maketrans(
     "⁰¹²³⁴⁵⁶⁷⁸⁹⁻₀₁₂₃₄₅₆₇₈₉厘毫千米克升秒", "0123456789-0123456789cmkmgLs"
@@ -44,8 +45,8 @@ NAMES = {
     r"[hH]uge|small|tiny|(?:normal|footnote|script)size|(?:black)?square|Box|qed(?:symbol)?|"
     r"checkmark|(?:math)?strut|nonumber|notag|(?:allow|no)break|relax|protect|noindent": "",
     "(?:math|text)dollar": r"\\$", "pounds|textsterling": "£",
-    "(?:[dtcsx]|nice|flat)frac": r"\\frac", "leq?(?:slant)?": r"\\leq ", "geq?(?:slant)?": r"\\geq ", "lt": "<",
-    "gt": ">", "ne": r"\\neq ", "langle": "(", "rangle": ")", "lbrace": r"\\{", "rbrace": r"\\}",
+    "(?:[dtcsx]|nice|flat)frac": r"\\frac", "leq?(?:slant)?": r"\\leq ", "geq?(?:slant)?": r"\\geq ",
+    "lt": "<", "gt": ">", "ne": r"\\neq ", "langle": "(", "rangle": ")", "lbrace": r"\\{", "rbrace": r"\\}",
     "degree": r"^\\circ ", "lg": r"\\log_{10}", "varnothing": r"\\emptyset ", "prime": "'",
     "lor|vee": r"\\text{or}", "land|wedge": r"\\text{and}", "mid|vert": "|", "colon": ":",
     "qquad": r"\\quad ", r"not\s?\\in": r"\\notin ", "thickapprox|simeq|doteq": r"\\approx ",
@@ -65,14 +66,16 @@ TEX = [
     (r"(?:\\left\s*)?\\(?:\{|lbrace)\s*\\begin\{(array|aligned|matrix|gathered|split)\}(?:\{[lcr]*\})?"
      r"((?:(?!\\end)[\s\S])*)\\end\{\1\}(?!\s*(?:,|\\right\s*\\|\\\}))",
      r"\\begin{cases}\2\\end{cases}"),
-    (r"(\\(?:begin|end))\{(?:[dr]?cases|(?:aligned|align|gathere?d?|split|eqnarray)\*?)\}", r"\1{cases}"),
+    (r"(\\(?:begin|end))\{(?:[dr]?cases|(?:aligned|align|gathere?d?|split|eqnarray)\*?)\}",
+     r"\1{cases}"),
     (r"``([^'`]*)''|[“”]", r"\1"), ("或", " or "), ("[和与且]", " and "),
     ("[¼-¾⅐-⅞]", lambda m: r"\frac{" + normalize("NFKC", m[0]).replace("⁄", "}{") + "}"),
     ("[⁰¹²³⁴-⁹⁻]+", r"^{\g<0>}"), ("[₀-₉]+", r"_{\g<0>}"), (r"√\s?\(([^()]*)\)", r"√{\1}"),
     (r"(?<=[0-9])(?:,\\!|\{,\})\s*(?=[0-9]{3})", ""),  # thousands: 1,\!000 and 1{,}000
     (r"\\\\\s?\[[0-9.]+\s?[a-z]{2}\]", r"\\\\"),  # \\[4pt] between the rows of a matrix
     (r"(?<!\\)\\[!()\[\]]\s?|\\(?:text|page)?color(?:\[\w+\])?\{[^{}]*\}|"
-     r"\\[hv]?phantom\{[^{}]*\}|\\(?:tag|label)\*?\{[^{}]*\}|\\(?:left|right)\s?\.|^\\(?:bf|rm|it|tt|sf)\s|^\*\*|\*\*$|(?<!\\)\\$", ""),
+     r"\\[hv]?phantom\{[^{}]*\}|\\(?:tag|label)\*?\{[^{}]*\}|"
+     r"\\(?:left|right)\s?\.|^\\(?:bf|rm|it|tt|sf)\s|^\*\*|\*\*$|(?<!\\)\\$", ""),
     (r"(?:(?<!\\)\\[,;:>\s]|[~\s]|\\(?:[hv]space\*?|[hm]skip|m?kern)\s?\{?-?[0-9.]+\s?[a-z]{2}\}?|"
      r"\\(?:(?:en|thin|med|thick|nobreak)?space|enskip|hfill?)(?![a-z])|"
      r"\\(?:fcolorbox\{[^{}]*\}|colorbox|raisebox|scalebox)\{[^{}]*\}|"
@@ -230,8 +233,8 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"^(?:US)?\\\$\s?(?=[0-9.,\s]+$)", r"\\text{USD}"),
     (r"^(?:\\text\{)?(USD|EUR|INR|pounds)\}?\s?([0-9.,\s]+)$", r"\2\\text{\1}"),
     (r"(?:\\text\{)?\b(?:US|USD|EUR|pounds|GBP|INR|CAD|AUD|JPY|CHF|CNY|Rs)\b\.?\}?\s?(?=\\?\$|[0-9])|"
-     r"\\?\$|¥", ""),
-    (r"(?<![\w.])([0-9]*\.[0-9]+)(?:[eE]|\\text\{E\})\+?(-?[0-9]+)(?![\w.])", r"\1\\cdot10^{\2}"),  # 1.5e3
+     r"\\?\$|¥", ""),  # and 1.5e3
+    (r"(?<![\w.])([0-9]*\.[0-9]+)(?:[eE]|\\text\{E\})\+?(-?[0-9]+)(?![\w.])", r"\1\\cdot10^{\2}"),
     # thousands: 1,000 beside a unit or in a list, and 1 000
     (r"(?:(?<=[=;])|(?<=[,;]\s)|(?<=d\s)|(?<=r\s)|^)"
      r"[-+]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9])|"
