@@ -45,8 +45,9 @@ NAMES = {
     r"[hH]uge|small|tiny|(?:normal|footnote|script)size|(?:black)?square|Box|qed(?:symbol)?|"
     r"checkmark|(?:math)?strut|nonumber|notag|(?:allow|no)break|relax|protect|noindent": "",
     "(?:math|text)dollar": r"\\$", "pounds|textsterling": "£",
-    "(?:[dtcsx]|nice|flat)frac": r"\\frac", "leq?(?:slant)?": r"\\leq ", "geq?(?:slant)?": r"\\geq ",
-    "lt": "<", "gt": ">", "ne": r"\\neq ", "langle": "(", "rangle": ")", "lbrace": r"\\{", "rbrace": r"\\}",
+    "(?:[dtcsx]|nice|flat)frac": r"\\frac", "leq?(?:slant)?": r"\\leq ",
+    "geq?(?:slant)?": r"\\geq ", "lt": "<", "gt": ">", "ne": r"\\neq ", "langle": "(",
+    "rangle": ")", "lbrace": r"\\{", "rbrace": r"\\}",
     "degree": r"^\\circ ", "lg": r"\\log_{10}", "varnothing": r"\\emptyset ", "prime": "'",
     "lor|vee": r"\\text{or}", "land|wedge": r"\\text{and}", "mid|vert": "|", "colon": ":",
     "qquad": r"\\quad ", r"not\s?\\in": r"\\notin ", "thickapprox|simeq|doteq": r"\\approx ",
