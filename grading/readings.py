@@ -12,7 +12,7 @@ import re
 from decimal import Decimal
 from numbers import Number
 
-from grading.spelling import UNIT, respell, rewrite
+from grading.spelling import CHARACTERS, UNIT, respell, rewrite
 
 # A number and letters that may be a unit, and nothing else.
 LETTERS = re.compile(r"[-+0-9.,/\s]*[0-9]\s*(?:[mgshLlNWVJAtK]|[A-Za-z]{2,})")
@@ -22,6 +22,7 @@ WORKED = re.compile(r"\\boxed|\n\s*\S|[a-z0-9]\.\s+[A-Z]|(?:[A-Za-z]{2,}[\s,]+){
 OPERATION = r"(?:[0-9)!}]|(?<![A-Za-z])[A-Za-z])[-+*/^]|\\sqrt|[0-9)]\(|\)[\w\\]"
 # Spellings of a calculation that are the same.
 CALCULATION = [
+    *CHARACTERS,
     (r"\\(?:left|right|displaystyle|,|;|:|!|quad)(?![a-z])|\\?\$|[~\s]", ""),
     (r"\\text\{[^{}]*\}(?:\^\{?[0-9]\}?)?|\^\{?\\circ\}?|°", ""),
     (r"\\[dtc]?frac(?:\{([^{}]*)\}|([0-9]))(?:\{([^{}]*)\}|([0-9]))", r"\1\2/\3\4"),
