@@ -190,7 +190,7 @@ def test_a_cap_or_a_scale_of_the_logits_is_found_at_any_size(family, options, is
     """Llama 4 has no base model under the name that its class gives."""
     model = family_model(family, spread, **options)
     before = model(torch.tensor([[1, 2, 3]])).logits
-    assert models.computes_as_ours(model, torch.tensor([[1, 2, 3]])) == is_ours
+    assert models.computes_as_ours(model, turns_tokenizer(), [1, 2, 3, 4]) == is_ours
     assert torch.equal(model(torch.tensor([[1, 2, 3]])).logits, before)  # no hook stays
 
 
