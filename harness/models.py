@@ -20,7 +20,6 @@ from pathlib import Path
 
 import huggingface_hub
 import torch
-from torch import Tensor
 from tqdm import tqdm
 from transformers import (
     AutoConfig,
@@ -249,8 +248,8 @@ def load_model(
             f"--model {name}: its logits are not head(last hidden state), or left padding and a "
             "cache change them; give another architecture"
         )
-    known = range(policy.get_input_embeddings().num_embeddings)
-    if not any(stop in known for stop in stop_ids(policy, tokenizer)):
+    count = len(policy.get_input_embeddings().get_parameter("weight"))
+    if min(stop_ids(policy, tokenizer), default=count) >= count:
         raise BadInput(
             f"--model {name}: no token ends a response; name one as eos_token_id in its "
             "generation_config.json"
@@ -281,12 +280,11 @@ def computes_as_ours(
             lambda module, inputs, output: sampled.append(output.logits[:, -1])
         ),
     ]
-    # an odd number of pads, which are no whole block of tokens that a model may compress
-    prompts = [ids[:3], 2 * ids]
     rollouts = rollout(
         policy,
         tokenizer,
-        prompts,
+        # an odd number of pads, which are no whole block of tokens that a model may compress
+        [ids[:3], 2 * ids],
         1,
         max_tokens=2,
         temperature=0.0,
