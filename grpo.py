@@ -146,8 +146,16 @@ def token_ids(
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: Tensor | list[int]) -> str:
-    """The text of a response's ids, with the spaces before punctuation that were sampled."""
-    text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    """The text of a response's ids, with the spaces before punctuation that were sampled.
+
+    Ids without a token, which a model may have embeddings for, are left out.
+    """
+    try:
+        text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+    except ValueError:  # tokenizers of bytes written in Python raise it for such ids
+        known = set(tokenizer.get_vocab().values())
+        kept = [id for id in map(int, ids) if id in known]
+        text = tokenizer.decode(kept, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)  # a list only for several responses
     return text
 

@@ -22,7 +22,7 @@ a second.
 
 import logging
 import re
-from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 
 from latex2sympy2_extended import NormalizationConfig, latex2sympy
@@ -30,6 +30,7 @@ from latex2sympy2_extended.latex2sympy2 import ConversionConfig
 from latex2sympy2_extended.logic import And
 from latex2sympy2_extended.sets import FiniteSet
 from math_verify import verify
+from math_verify.grader import sort_key
 from sympy import (
     Basic,
     Eq,
@@ -40,6 +41,7 @@ from sympy import (
     MatrixBase,
     S,
     Symbol,
+    Tuple,
     Union,
     real_root,
     simplify,
@@ -61,7 +63,7 @@ MEANING = ConversionConfig(lowercase_symbols=False)  # otherwise R - r is 0
 
 # What `_equal` tells apart: a set or alternatives, words, the name of a ratio.
 SET = r"(?:(?:[a-zA-Z]\\in)?\\\{(?!.*[:|]).*\\\}|.*\sor\s.*)"
-WORDS = r"\\text|^[A-Za-z\s]{3,}$|^no$"
+WORDS = r"\\text|^[A-Za-z\s]{3,}$|^no$|^[A-Za-z]{3,}\s[0-9]+$"
 PHRASE = r"(?:\\text\{[^{}]{3,}\}|[A-Za-z]+\s[A-Za-z\s]+)"
 RATIO_NAME = r"^[^=]*[A-Za-z][^=]*=(?!.*=)"
 SETS = r"\\\{[^{}]*\\\}"
@@ -155,7 +157,8 @@ def _words(text: str) -> str:
 
     For example, 4:30 \text{PM} and \text{4:30 p.m.} become equal.
     """
-    return re.sub(r"[.,](?![0-9])", "", _tight(_plain(text))).casefold()  # 1.5 is not 15
+    # 1.5 is not 15
+    return _tight(re.sub(r"[.,](?![0-9])|\band\b", "", _plain(text))).casefold()
 
 
 def _tight(text: str) -> str:
@@ -179,7 +182,7 @@ def _quantities(text: str) -> tuple[list[str], list[str]]:
     """The numbers of quantities, and their units in one spelling: 2 and 30, h and min."""
     pieces = UNIT.split(text)  # number, unit, number, unit, rest
     if len(pieces) == 1 or pieces[-1] or "" in pieces[:-1]:
-        return [text], []
+        return [text], re.findall("%$", text)
     units = []
     for unit in pieces[1::2]:
         units.append(" ".join(sorted(re.findall("[A-Za-zμΩ]+", rewrite(unit, UNIT_NAMES)))))
@@ -203,8 +206,8 @@ def _equal_values(answer: str, gold: str) -> bool:
         return False
     if _same(_read(gold), _read(answer)):
         return True
-    if ("%" in answer) == ("%" in gold):
-        return False
+    if re.match(r"[^%]*$|.*%.*;.*%|0?\.[^;]*%;\\frac", f"{answer};{gold}"):
+        return False  # .25\% is no \frac14
     return _same(_read(gold.replace("%", "")), _read(answer.replace("%", "")))  # 10 for 10\%
 
 
@@ -226,6 +229,7 @@ def _read(text: str) -> Basic | MatrixBase:
     if re.search(NO_ANSWER, text):
         raise ValueError(f"{text} is not one answer")
     text = re.sub(PERCENT, r"\\frac{\1}{100}", text)
+    text, _, rounded = text.partition(r"\approx")
     is_real = not re.search(COMPLEX, text)
     try:
         expr = latex2sympy(
@@ -236,8 +240,11 @@ def _read(text: str) -> Basic | MatrixBase:
         if value is None:
             raise
         return _read(value[1])
-    if isinstance(expr, FiniteSet) and re.search(r"\b(?:or|and)\b", text):
-        expr = _joined(expr, Union if re.search(r"\bor\b", text) else Intersection)
+    # conditions such as x<2 or x>3
+    if re.match(r"(?=.*(?:[<>]|\\[lgn]eq)).*\b(?:or|and)\b", text) and len(expr.free_symbols) == 1:
+        join = Union if re.search(r"\bor\b", text) else Intersection
+        with suppress(Exception):  # of any class; `verify` compares what is no set
+            expr = join(*[condition.as_set() for condition in expr])
     if isinstance(expr, Relational | And) and not expr.has(Eq) and expr.doit() == True:  # noqa: E712
         return S.Reals
     letters = {e: LETTERS[e.name] for e in expr.free_symbols if e.name in LETTERS}
@@ -245,18 +252,18 @@ def _read(text: str) -> Basic | MatrixBase:
     if is_real and r"\sqrt[" in text:
         expr = real_root(expr)  # otherwise \sqrt[3]{-8} is complex
     # `verify` compares a symbol with anything else by its name: \frac{2x}{2} would not be x.
-    return expr.doit() if isinstance(expr, Expr) and expr.free_symbols else expr
-
-
-def _joined(conditions: FiniteSet, join: Callable) -> Basic:
-    """Conditions such as x<2 or x>3 as one set of numbers.
-
-    What is no condition, or is none that sympy can turn into a set, stays as it is.
-    """
-    try:
-        return join(*[condition.as_set() for condition in conditions if condition.gts is not None])
-    except Exception:  # of any class; `verify` then compares the conditions themselves
-        return conditions
+    # Rational numbers are compared digit for digit.
+    if isinstance(expr, Expr) and (expr.free_symbols or expr.is_rational):
+        expr = expr.doit()
+    if rounded:
+        last_digit = re.sub(
+            r"^-?[0-9,]*?(\.[0-9]*|)[0-9](?![0-9.,])",
+            lambda m: re.sub("[0-9]", "0", m[1]) + "1",
+            rounded,
+        )
+        if (abs(getattr(expr, "rhs", expr) - _read(rounded)) - _read(last_digit)).doit() > 0:
+            raise ValueError(rounded)
+    return expr
 
 
 def _same(gold: Basic | MatrixBase, answer: Basic | MatrixBase) -> bool:
@@ -264,12 +271,13 @@ def _same(gold: Basic | MatrixBase, answer: Basic | MatrixBase) -> bool:
 
     That is 6=5 for 5, 2 for 2,2, and unsolvable equations.
     """
-    gold_has_repeats = isinstance(gold, FiniteSet) and len(gold._unsorted_args) > len(gold)
-    if gold_has_repeats and len(gold._unsorted_args) != len(getattr(answer, "_unsorted_args", ())):
-        return False
+    if isinstance(gold, FiniteSet) and len(gold._unsorted_args) > len(gold):
+        gold = Tuple(*sorted(gold._unsorted_args, key=sort_key))
+        answer = Tuple(*sorted(getattr(answer, "_unsorted_args", ()), key=sort_key))
     for equation in answer.atoms(Eq):  # x=2+3=5 has one between plain numbers
-        is_numeric = not equation.has(Symbol, AppliedUndef)
-        if is_numeric and not verify(equation.lhs, equation.rhs, 12, timeout_seconds=None):
+        if not equation.has(Symbol, AppliedUndef) and not verify(
+            equation.lhs, equation.rhs, 12, timeout_seconds=None
+        ):
             return False
     # Decimals are compared to 12 places, constants to 300 digits: smaller differences are 0 to
     # `verify`, and with fewer digits 2^{-99} would be 2^{-100}. Sums would take a minute.

@@ -10,12 +10,13 @@ import re
 from decimal import Decimal
 from numbers import Number
 
-from grading.spelling import rewrite
+from grading.spelling import CHARACTERS, rewrite
 
 # A sum, a fraction, a power, a root or a product: 4+5, 2/3, (x-1)(x+1); no name and no unit.
 OPERATION = r"(?:[0-9)!}]|(?<![A-Za-z])[A-Za-z])[-+*/^]|\\sqrt|[0-9)]\(|\)[\w\\]"
 # Spellings of a calculation that are the same.
 CALCULATION = [
+    *CHARACTERS,
     (r"\\(?:left|right|displaystyle|,|;|:|!|quad)(?![a-z])|\\?\$|[~\s]", ""),
     (r"\\text\{[^{}]*\}(?:\^\{?[0-9]\}?)?|\^\{?\\circ\}?|°", ""),
     (r"\\[dtc]?frac(?:\{([^{}]*)\}|([0-9]))(?:\{([^{}]*)\}|([0-9]))", r"\1\2/\3\4"),

@@ -1,4 +1,4 @@
-"""Every setting of `eval.py`, as `harness/config.py` has those of `train.py`; it imports no torch."""
+"""Every setting of `eval.py`, as `harness/config.py` has those of `train.py`; without torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

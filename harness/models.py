@@ -6,11 +6,12 @@
     stop_ids(model, tokenizer)     every token that ends a response
 
 A folder's own code is never run. A model is refused (BadInput) if weights are missing, not finite
-or not of the shapes of its config.json, if a prompt has a token without an embedding, or if its
-logits are not its head's output on the last hidden state: `grpo.Policy` computes them so.
+or not of the shapes of its config.json, if a prompt has a token without an embedding, if no token
+ends a response, or if the sampler's logits are not those of `grpo.Policy`.
 """
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
@@ -18,7 +19,6 @@ from pathlib import Path
 
 import huggingface_hub
 import torch
-from torch import Tensor
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -28,7 +28,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from grpo import token_ids
+from grpo import end_to_end, rollout, token_ids
 from harness.files import config_of
 from tasks.errors import BadInput
 from tasks.problems import render
@@ -41,7 +41,12 @@ NO_MEMORY = (
     "can't start new thread",
 )
 LARGE = 1e6  # times the logits, where caps show
-ROUNDING = 1e-2  # of logits in bfloat16, as a share of the largest
+# Parameters of a model that is checked in float32, in a copy of 8 GB. Training holds more.
+EXACT = 2e9
+# How far logits may differ, as a share of the largest: 0.01 nat where that is 30. In float32 the
+# families of transformers differ by 1e-5 at most, and SmolLM2 in bfloat16 by 0.02.
+ROUNDING = {torch.float32: 3e-4}
+ROUNDING_HALF = 5e-2
 
 
 @contextlib.contextmanager
@@ -197,29 +202,63 @@ def load_model(
         with contextlib.suppress(BadInput):  # for a template that fails; it may not be asked for
             prompts.append(render("chat", "1 + 1 =", "", tokenizer))
     check_embedded("--model", name, policy, tokenizer, prompts)
-    if not computes_as_ours(policy, torch.tensor([ids], device=device)):
+    with loader_options("--model", name):  # models raise exceptions of any class
+        is_ours = computes_as_ours(policy, tokenizer, ids)
+    if not is_ours:
         raise BadInput(
-            f"--model {name}: its logits are not head(last hidden state), or not finite; give "
-            "another architecture"
+            f"--model {name}: its logits are not head(last hidden state), or left padding and a "
+            "cache change them; give another architecture"
+        )
+    count = len(policy.get_input_embeddings().get_parameter("weight"))
+    if min(stop_ids(policy, tokenizer), default=count) >= count:
+        raise BadInput(
+            f"--model {name}: no token ends a response; name one as eos_token_id in its "
+            "generation_config.json"
         )
     return policy
 
 
 @torch.no_grad()
-def computes_as_ours(policy: PreTrainedModel, ids: Tensor) -> bool:
-    """Whether the logits of ids (1, P) are the head's output on the last hidden state.
+def computes_as_ours(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: list[int]
+) -> bool:
+    """Whether the sampler's logits are the head's output on the last hidden state of scoring.
 
-    `grpo.Policy` would leave out a cap or a scale of the logits, and so train another model.
+    `grpo.Policy` would leave out a cap or a scale of the logits, and so train another model. It
+    pads on the right, and the sampler on the left, with a cache: a model that looks ahead, or
+    counts its positions from the padding on, would be another one to each.
     """
     if policy.base_model is policy:  # there is none under the name that its class gives
         return False
+    if policy.dtype != torch.float32 and policy.num_parameters() <= EXACT:
+        policy = copy.deepcopy(policy).float()
     head = policy.get_output_embeddings()
-    # a cap hardly changes small logits
-    enlarging = head.register_forward_hook(lambda module, inputs, logits: LARGE * logits.float())
-    logits = policy(ids).logits  # (1, P, V)
-    ours = head(policy.base_model(ids).last_hidden_state)  # (1, P, V)
-    enlarging.remove()
-    return bool((logits - ours).abs().max() <= ROUNDING * ours.abs().max())  # false if any is NaN
+    sampled = []  # the logits of each token, (2, V)
+    hooks = [
+        # a cap hardly changes small logits
+        head.register_forward_hook(lambda module, inputs, logits: LARGE * logits.float()),
+        policy.register_forward_hook(
+            lambda module, inputs, output: sampled.append(output.logits[:, -1])
+        ),
+    ]
+    rollouts = rollout(
+        policy,
+        tokenizer,
+        # an odd number of pads, which are no whole block of tokens that a model may compress
+        [ids[:3], 2 * ids],
+        1,
+        max_tokens=2,
+        temperature=0.0,
+        stops=[],
+    )
+    whole, is_response, _ = end_to_end(rollouts)  # (2, S), (2, S)
+    states = policy.base_model(input_ids=whole, use_cache=False).last_hidden_state  # (2, S, d)
+    ours = head(states[:, :-1][is_response[:, 1:]])  # (4, V)
+    for hook in hooks:
+        hook.remove()
+    difference = (torch.stack(sampled, 1).flatten(0, 1) - ours).abs().max()
+    bound = ROUNDING.get(policy.dtype, ROUNDING_HALF)
+    return bool(difference <= bound * ours.abs().max())  # false if any is NaN
 
 
 def round_weights(model: PreTrainedModel, dtype: torch.dtype) -> None:

@@ -11,7 +11,13 @@ from builders.small_models import small_gpt2
 from scipy.stats import chisquare
 from tokenizers import AddedToken
 from torch.testing import assert_close
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    ByT5Tokenizer,
+    GenerationConfig,
+    PerceiverTokenizer,
+)
 
 import grpo
 from grpo import Policy, Rollouts, cat_padded, decode, group_advantages, policy_loss, rollout, score
@@ -55,6 +61,15 @@ def test_texts_keep_the_spaces_that_were_sampled(qwen):
     text = "if x != y : print('a , b . do n't')"
     ids = tokenizer(text)["input_ids"]
     assert decode(tokenizer, ids) == text != tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", [ByT5Tokenizer, PerceiverTokenizer])
+def test_ids_without_a_token_are_left_out_of_a_text(kind):
+    """A model may have more embeddings than its tokenizer of bytes has tokens."""
+    tokenizer = kind()
+    ids = tokenizer("é", add_special_tokens=False)["input_ids"]
+    more = [len(tokenizer), ids[0], len(tokenizer) + 6, ids[1]]
+    assert decode(tokenizer, more) == decode(tokenizer, torch.tensor(more)) == "é"
 
 
 def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen):

@@ -38,6 +38,8 @@ def llama():
 
 
 GEMMA = dict(sliding_window=8, head_dim=16)
+# The last layer compresses each four tokens.
+BLOCKS = dict(num_hidden_layers=4, num_local_experts=4, num_experts_per_tok=2)
 EXPERTS = dict(head_dim=16, intermediate_size_mlp=48, num_local_experts=2)
 
 
@@ -52,14 +54,25 @@ EXPERTS = dict(head_dim=16, intermediate_size_mlp=48, num_local_experts=2)
         ("gemma2", GEMMA | dict(final_logit_softcapping=500.0), False),
         ("granite", dict(logits_scaling=1.0), True),
         ("granite", dict(logits_scaling=1.1), False),
+        ("granite", dict(logits_scaling=1.001), False),
         ("llama4_text", EXPERTS, False),
+        ("gemma3_text", GEMMA | dict(use_bidirectional_attention=True), False),
+        ("gpt2", {}, True),
+        ("bart", dict(decoder_layers=2), False),
+        ("deepseek_v4", BLOCKS, False),
+        ("jamba", dict(num_hidden_layers=8), True),
     ],
 )
-def test_a_cap_or_a_scale_of_the_logits_is_found_at_any_size(family, options, is_ours, spread):
-    """Llama 4 has no base model under the name that its class gives."""
+def test_a_model_whose_sampler_is_another_than_its_trainer_is_found_at_any_size(
+    family, options, is_ours, spread
+):
+    """A cap or a scale of the logits is found, a look ahead, and positions that count padding.
+
+    Llama 4 has no base model under the name that its class gives.
+    """
     model = family_model(family, spread, **options)
     before = model(torch.tensor([[1, 2, 3]])).logits
-    assert models.computes_as_ours(model, torch.tensor([[1, 2, 3]])) == is_ours
+    assert models.computes_as_ours(model, turns_tokenizer(), [1, 2, 3, 4]) == is_ours
     assert torch.equal(model(torch.tensor([[1, 2, 3]])).logits, before)  # no hook stays
 
 

@@ -24,7 +24,7 @@ from builders.commands import interrupt, raising, words_of
 from builders.near import assert_near
 from builders.rollouts import batch_of, rollouts_like
 from builders.runs import ALONE, config_from, credit_by, sharded
-from builders.small_models import SMALL, save_model, small_gpt2
+from builders.small_models import SMALL, byte_tokenizer, save_model, small_gpt2
 from builders.stand_ins import generate_together, replace_sampler
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
@@ -555,6 +555,15 @@ def missing_tokenizer(folder):
     (folder / "tokenizer_config.json").unlink()
 
 
+def without_end(folder):
+    """Leave no token that ends a response, but one that has no embedding."""
+    tokenizer = byte_tokenizer(eos_token=None)
+    (folder / "chat_template.jinja").unlink()
+    (folder / "generation_config.json").unlink()
+    tokenizer.save_pretrained(folder)
+    with_config(eos_token_id=999)(folder)
+
+
 def other(family, sizes=SMALL, **more):
     """A folder with a small model of another architecture."""
     config = AutoConfig.for_model(family, vocab_size=300, **sizes | more)
@@ -580,6 +589,14 @@ def other(family, sizes=SMALL, **more):
         (other("granite", logits_scaling=4), "not head(last hidden state)"),
         (other("gemma2", final_logit_softcapping=30.0), "not head(last hidden state)"),
         (other("llama4_text", num_local_experts=2), "not head(last hidden state)"),
+        (other("cohere", logit_scale=0.996), "not head(last hidden state)"),
+        (
+            other("gemma3_text", use_bidirectional_attention=True),
+            "or left padding and a cache change them",
+        ),
+        (other("blenderbot-small", decoder_layers=2), "or left padding and a cache change them"),
+        (other("electra"), "cannot be loaded (mat1 and mat2 shapes cannot be multiplied"),
+        (without_end, "no token ends a response; name one as eos_token_id"),
         (other("mamba", dict(hidden_size=32, num_hidden_layers=1)), "mamba has no attention"),
     ],
 )
