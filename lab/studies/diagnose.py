@@ -5,7 +5,7 @@
     python -m lab.studies.diagnose --model PATH --data problems.jsonl       # real problems
     python -m lab.studies.diagnose --model PATH --rollouts solutions.jsonl  # distances in these alone
 
-Other flags are those of train.py.
+Other flags are those of train.py. Sampling and weights are those of `lab.fast`.
 
 Sec. 2 of arXiv 2604.23318: sample G rollouts to each of `--groups` held-out problems, keep the
 groups with right and wrong ones, and read their hidden states once. Complete each prefix of a
@@ -35,8 +35,8 @@ from harness.config import (
     PathFlag,
     TrainConfig,
     flat,
+    given_flags,
     parse_study,
-    parse_train,
     refuse_flags,
     refuse_other_settings,
 )
@@ -73,13 +73,13 @@ from credit.batch import Batch, Context
 from credit.measures import sample_rows
 from credit.rules import RULES
 from harness import files, fsdp, log, tables
-from harness.command import resolve, run_command
+from harness.command import run_command
 from harness.load import give_lessons, load_run, make_run
 from harness.models import load_model, load_tokenizer, round_weights
 from harness.run import Ranks, Run
 from lab.studies import figures
 from lab.studies.advantages import against_truth, weights_of
-from lab.studies.needs import MADE, WITH_MODEL
+from lab.studies.needs import MADE, WITH_MODEL, settings_of_run
 from lab.studies.prefixes import (
     Prefixes,
     collect,
@@ -91,6 +91,7 @@ from lab.studies.prefixes import (
 from lab.tools.reward_model import load_for
 from lab.tools.spans import closest_in
 from tasks.errors import BadInput
+from tasks.plug import look_up, use
 from tasks.problems import empty_task
 
 # Flags of train.py that are useless here.
@@ -123,9 +124,11 @@ FIGURES = {
 def main(argv: list[str] | None = None) -> None:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
     flags, others = parse_study(Diagnose, argv)
-    config = parse_train([*others, "--task", "math"] if flags.rollouts else others)
-    refuse_flags(config.given, REFUSED, "diagnose trains nothing and compares all methods")
-    config = resolve(config)
+    reason = "diagnose trains nothing, compares all methods and uses lab.fast"
+    refuse_flags(given_flags(others), REFUSED, reason)
+    for name in flags.methods:
+        look_up(RULES, "rules", "--methods", name)
+    config = settings_of_run([*others, "--task", "math"] if flags.rollouts else others)
     heldout = config.problems.heldout
     if not flags.rollouts and flags.groups > heldout:
         raise BadInput(f"--groups {flags.groups}: --heldout has {heldout}; raise it, or lower this")
@@ -217,7 +220,9 @@ def from_file(
     model = load_model(config.model, ranks.device, tokenizer).eval()
     round_weights(model, getattr(torch, config.machine.dtype))
     files.write_json(flags.out / "config.json", decided)
-    return make_run(config, ranks, model, tokenizer, task), groups
+    run = make_run(config, ranks, model, tokenizer, task)
+    use(run.parts, config.use)
+    return run, groups
 
 
 def from_model(
