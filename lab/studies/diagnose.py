@@ -30,7 +30,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from credit.settings import Credit
 from harness.config import (
     PathFlag,
     TrainConfig,
@@ -160,8 +159,7 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
         "fig_10": figures.fig_10_accuracies(accuracies.dropna(), out / "fig_10.png"),
     }
     context = context_at_start(run)
-    options = config.credit.method_option  # SHEAR's
-    batches, closest = read_all(mixed, context, options, out)
+    batches, closest = read_all(mixed, context, out)
     spans = span_table(mixed, closest).dropna()  # of prefixes that were continued
     if spans.empty:
         print("left out: Figs. 1, 3, 9: no prefix of --window tokens or more was continued")
@@ -170,9 +168,8 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
         for name, draw in FIGURES.items():
             results[name] = draw(spans, out / f"{name}.png")
     if run.context.task.first_error:
-        results |= against_truth(
-            flags.methods or [name for name in RULES if name not in MADE], options, context, batches
-        )
+        methods = flags.methods or [name for name in RULES if name not in MADE]
+        results |= against_truth(methods, context, batches)
     if "methods" in results:
         figures.weight_around_error(results["methods"], out / "around_error.png")
     files.write_json(out / "diagnose.json", results)
@@ -181,21 +178,21 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
 
 
 def read_all(
-    groups: list[Prefixes], context: Context, options: tuple[str, ...], out: Path
+    groups: list[Prefixes], context: Context, out: Path
 ) -> tuple[list[Batch], list]:
-    """The groups, SHEAR's closest spans of each, and with states where the truth is known.
+    """The groups, with states where the truth is known, and SHEAR's closest spans of each.
 
-    `options` are SHEAR's. Writes samples.jsonl for the page.
+    Writes samples.jsonl for the page.
     """
-    credits = [Credit("shear", options), Credit("grpo")]
+    methods = ["shear", "grpo"]
     if context.task.first_error:  # elsewhere not `first`, which is slow: it solves every pair
-        credits += [Credit("first"), Credit("oracle")]
+        methods += ["first", "oracle"]
     batches = []
     closest = []
     rows = []
     for group in tqdm(groups, "hidden states and distances", leave=False, disable=None):
         batch = score_group(group, context)
-        weights = {credit.method: weights_of(batch, context, credit) for credit in credits}
+        weights = {method: weights_of(batch, context, method) for method in methods}
         closest.append(closest_in(batch, context))
         of_group = sample_rows(0, context.tokenizer, context.task, batch, weights)
         for row, spans in zip(of_group, closest[-1], strict=True):

@@ -1,4 +1,4 @@
-"""harness/page.html in a real browser: pointing, the keyboard, hostile text, and no requests.
+"""lab/tools/page.html in a real browser: pointing, the keyboard, hostile text, and no requests.
 
 It needs Chromium or Chrome, and `pip install playwright`; otherwise it is skipped.
 """
@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,8 +27,8 @@ from tasks.toy import FirstError
 
 
 def groups_of(name):
-    """The groups of a page in tests/cases/pages.jsonl."""
-    (case,) = [case for case in cases("pages.jsonl") if case["page"] == name]
+    """The groups of a page in lab/tests/cases/pages.jsonl."""
+    (case,) = [case for case in cases("pages.jsonl", Path(__file__).with_name("cases")) if case["page"] == name]
     groups = []
     for rows in case["groups"]:
         groups.append([page_row(**row) for row in rows])
@@ -50,7 +51,7 @@ def chromium():
 
 @pytest.fixture
 def look(chromium, tmp_path):
-    """A function that opens groups, or a page of tests/cases/pages.jsonl, in a browser.
+    """A function that opens groups, or a page of lab/tests/cases/pages.jsonl, in a browser.
 
     `change` alters the page's text first. No request may leave the page, and no error may come.
     """
@@ -300,7 +301,7 @@ def test_controls_are_those_of_training(look):
     weights = look([rows]).evaluate("groups[0].map(row => row.weights)")
     assert [each["oracle"] for each in weights] == expected.tolist()
     assert all(each["grpo"] == [1] * 4 for each in weights)
-    scaled = GOOD_ROW | {"weights": {"grpo": [0.5, 0.5]}}  # by --negative-scale
+    scaled = GOOD_ROW | {"weights": {"grpo": [0.5, 0.5]}}  # by `scaled`
     assert look([[scaled]]).evaluate("groups[0][0].weights") == scaled["weights"]
 
 

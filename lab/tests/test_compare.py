@@ -23,6 +23,7 @@ from builders.small_models import save_model
 from scipy import stats
 
 import train
+from credit.rules import RULES
 from harness import files
 from lab.studies import compare, figures
 from lab.studies.compare import Cell, Trial
@@ -128,7 +129,7 @@ def test_intervals_are_scipy_s():
 def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monkeypatch, capsys):
     """The file has rows of two stages, the table all columns; then nothing is left to run.
 
-    Evaluations have one noise and their step.
+    Evaluations have one noise and their step, and each trial prepares its rule.
     """
     noise = []
     steps = []
@@ -143,6 +144,9 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     monkeypatch.setattr(
         train, "evaluate", lambda run: steps.append(run.context.step) or evaluate(run)
     )
+    prepared = []
+    prepares = RULES["grpo"]._replace(prepare=lambda run: prepared.append(run.config.seed))
+    monkeypatch.setitem(RULES, "grpo", prepares)
     path = tmp_path / "rows.jsonl"
     arm = f"lora: arca {LORA} lab.tools.dynamic:rounds=4"
     command = [*words_of(SMALL, "--seeds 1 2 --tuning-seeds 7 --rows", path, "--arms"), arm]
@@ -157,7 +161,7 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
             numbers.add((row["rule"], row["lr"], *row["rewards"]))
     assert numbers == {("grpo", 1e-4, 0.5), ("lora", 1e-3, 0.5)}
     assert set(noise) == {compare.seed_of(seed) for seed in (1, 2)}
-    assert steps == [0, 1] * 4
+    assert steps == [0, 1] * 4 and sorted(prepared) == [1, 2, 7]
     assert printed.count("\n") == 2 + 2
     assert compare.main(command) == 0
     assert capsys.readouterr().out == printed and files.read_lines(path) == rows
