@@ -1,6 +1,6 @@
 """Find a planted mistake: in a copy of the sources one place of the method is wrong.
 
-    python -m lab.learn.hunt 1                    # writes the copy hunts/1, prints the symptom, also again
+    python -m lab.learn.hunt 1                    # writes the copy hunts/1, prints the symptom
     python -m lab.learn.hunt 1 --at shear.py:160  # says warm or cold: the mistake is there, or not
     python -m lab.learn.hunt 1 --answer           # shows the mistake, and how to test the copy
 

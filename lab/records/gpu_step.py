@@ -1,11 +1,11 @@
-"""Seconds and memory of a training step, phase by phase, with random weights.
+r"""Seconds and memory of a training step, phase by phase, with random weights.
 
     python -m lab.records.gpu_step 1.5B --prompts-per-step 32
-    python -m lab.records.gpu_step 7B --prompts-per-step 16 --max-tokens 500 \\
+    python -m lab.records.gpu_step 7B --prompts-per-step 16 --max-tokens 500 \
         --use lab.tools.lora:rank=16
 
-Other flags are those of train.py; it uses `lab.fast`. Half of the responses end within a fifth of `--max-tokens`. The
-step is the second one; the first, with few and short responses, warms up.
+Other flags are those of train.py; it uses `lab.fast`. Half of the responses end within a fifth of
+`--max-tokens`. The step is the second one; the first, with few and short responses, warms up.
 """
 
 import copy

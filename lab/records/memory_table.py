@@ -26,5 +26,9 @@ for shape, gpus, lora_rank in (
     room = 80 - memory.predict(model, config, gpus)["resident"] + moments
     batch = memory.choose_batch(shape, config.machine, room, memory.PROMPT, 3000)
     gb = memory.predict(model, with_values(config, {"generate_batch": batch}), gpus)
-    numbers = gb["sampling"] - moments, gb["training"] - moments - gradients, gb["resident"] - moments
+    numbers = (
+        gb["sampling"] - moments,
+        gb["training"] - moments - gradients,
+        gb["resident"] - moments,
+    )
     print(" | ".join(f"{number:.1f}" for number in numbers))

@@ -3,7 +3,7 @@
     python -m lab.studies.diagnose                                          # a model made here
     python -m lab.studies.diagnose --model runs/NAME/model --task embedded  # a trained one
     python -m lab.studies.diagnose --model PATH --data problems.jsonl       # real problems
-    python -m lab.studies.diagnose --model PATH --rollouts solutions.jsonl  # distances in these alone
+    python -m lab.studies.diagnose --model PATH --rollouts solutions.jsonl  # distances in these
 
 Other flags are those of train.py. Sampling and weights are those of `lab.fast`.
 
@@ -177,9 +177,7 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
     print(f"figures and numbers: {out}/\nnext: python -m lab.tools.page {shlex.quote(str(out))}")
 
 
-def read_all(
-    groups: list[Prefixes], context: Context, out: Path
-) -> tuple[list[Batch], list]:
+def read_all(groups: list[Prefixes], context: Context, out: Path) -> tuple[list[Batch], list]:
     """The groups, with states where the truth is known, and SHEAR's closest spans of each.
 
     Writes samples.jsonl for the page.

@@ -32,7 +32,7 @@ def settings_of_run(words: Sequence[str]) -> TrainConfig:
 
 
 def check_needs(config: TrainConfig) -> None:
-    """Raise BadInput if a rule lacks what it needs, as far as it shows before anything is loaded."""
+    """Raise BadInput if a rule lacks what it needs, as far as it shows before loading."""
     task = TASKS[config.task]
     needs = [
         (WITH_ADAPTER, "lab.tools.lora" in " ".join(config.use), "--use lab.tools.lora"),

@@ -16,19 +16,23 @@ from builders.case_files import cases
 from builders.pages import GOOD_ROW, HOSTILE, long_group, page_row
 from builders.rollouts import batch_of, rollouts_like
 from builders.small_models import NumberTokenizer
+from weighing import weigh
 
 from credit.batch import effective_weights
 from credit.settings import Shear
 from lab.rules.controls import oracle
 from lab.tools import page
 from lab.tools.spans import closest_by_rollout
-from shear import shear_weights
 from tasks.toy import FirstError
 
 
 def groups_of(name):
     """The groups of a page in lab/tests/cases/pages.jsonl."""
-    (case,) = [case for case in cases("pages.jsonl", Path(__file__).with_name("cases")) if case["page"] == name]
+    (case,) = [
+        case
+        for case in cases("pages.jsonl", Path(__file__).with_name("cases"))
+        if case["page"] == name
+    ]
     groups = []
     for rows in case["groups"]:
         groups.append([page_row(**row) for row in rows])
@@ -125,7 +129,7 @@ def states_group():
     mask = torch.ones(4, 24, dtype=torch.bool)
     correct = torch.tensor([True, False, True, False])
     settings = Shear(window=8, stride=4, eps=0.3)
-    weighed = shear_weights(states, mask, correct, **shear_options(settings))
+    weighed = weigh(states, mask, correct, **vars(settings))
     spans = closest_by_rollout(weighed, mask, correct, settings)
     rows = []
     for number, score in enumerate([1, 0] * 2):

@@ -61,7 +61,9 @@ def test_a_mistake_is_one_change_of_a_copy(tmp_path, monkeypatch, capsys):
     compared = filecmp.dircmp(hunt.ROOT, "hunts/8")
     assert compared.diff_files == ["shear.py"] and not compared.right_only
     assert {"train.py", "credit", "tasks", "lab"} <= {*compared.common}
-    assert {"learn", "tests"} <= {*compared.subdirs["lab"].left_only} and "tests" in compared.left_only
+    assert {"learn", "tests"} <= {
+        *compared.subdirs["lab"].left_only
+    } and "tests" in compared.left_only
     capsys.readouterr()
     hunt.main(["8"])
     assert hunt.MISTAKES[7].symptom in capsys.readouterr().out
