@@ -214,7 +214,7 @@ def every_pair(costs: Tensor, right: Spans, wrong: Spans, distance: Measure) -> 
     columns = len(wrong.mass)
     size = right.mass.shape[1] * wrong.mass.shape[1]  # costs of a pair
     # one allocation: growing lists would fragment a GPU's memory
-    distances = torch.empty(rows * columns, device=costs.device)
+    distances = costs.new_empty(rows * columns)
     for pairs in torch.arange(rows * columns, device=costs.device).split(
         max(1, TILE[costs.device.type] // size)
     ):

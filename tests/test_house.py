@@ -111,17 +111,18 @@ def test_what_tests_the_paper_s_credit_needs_torch_alone(name):
     assert not packages(names) & {"transformers", "pandas", "datasets"}
 
 
-def test_every_table_of_cases_is_in_their_index():
-    """tests/cases/README.md has a row for each, and the test that reads it is there."""
+@pytest.mark.parametrize("tests", [ROOT / "tests", ROOT / "lab" / "tests"])
+def test_every_table_of_cases_is_in_their_index(tests):
+    """cases/README.md has a row for each, and the test that reads it is there."""
     rows = {}
-    for line in (ROOT / "tests" / "cases" / "README.md").read_text().splitlines():
+    for line in (tests / "cases" / "README.md").read_text().splitlines():
         if line.startswith("| `"):
             _, name, _, readers, _ = line.split("|")
             rows[name.strip(" `")] = readers.strip().split(", ")
-    assert {path.name for path in (ROOT / "tests" / "cases").iterdir()} == {*rows, "README.md"}
+    assert {path.name for path in (tests / "cases").iterdir()} == {*rows, "README.md"}
     for name, readers in rows.items():
         for reader in readers:
-            assert name in (ROOT / "tests" / reader).read_text(), (name, reader)
+            assert name in (tests / reader).read_text(), (name, reader)
 
 
 def test_the_paper_s_files_import_what_the_paper_needs():

@@ -1,7 +1,7 @@
 r"""Train a model through TRL with SHEAR; without `--model` the embedded task's.
 
-    torchrun --nproc_per_node 2 -m integrations.train_trl --config lab/bridges/toy.yaml
-    accelerate launch --config_file zero3.yaml -m integrations.train_trl \
+    torchrun --nproc_per_node 2 -m lab.bridges.train_trl --config lab/bridges/toy.yaml
+    accelerate launch --config_file zero3.yaml -m lab.bridges.train_trl \
         --model Qwen/Qwen2.5-Math-7B --use_vllm true
 
 Every field of TRL's GRPOConfig is a flag; docs/scaling.md has the whole second command. Problems

@@ -1,14 +1,15 @@
 """Find a planted mistake: in a copy of the sources one place of the method is wrong.
 
-    python -m lab.learn.hunt 1               # writes the copy hunts/1, prints the symptom, also again
-    python -m lab.learn.hunt 1 --at shear.py:160   # says warm or cold: the mistake is there, or not
-    python -m lab.learn.hunt 1 --answer      # shows the mistake, and how to test the copy
+    python -m lab.learn.hunt 1                    # writes the copy hunts/1, prints the symptom
+    python -m lab.learn.hunt 1 --at shear.py:160  # says warm or cold: the mistake is there, or not
+    python -m lab.learn.hunt 1 --answer           # shows the mistake, and how to test the copy
 
 There are twelve mistakes, each in a file at the root. Read the copy beside the paper (arXiv
 2604.23318), or try its functions: most copies still train, and no error says what is wrong. Two
 have no symptom. `.ci/hunts` plants every mistake and runs its test.
 
-Left out of the copy: the tests and `lab/learn/`, which would give the mistake away, as would `diff -r`.
+Left out of the copy: tests and `lab/learn/`, which would give the mistake away, as would `diff -r`;
+and `lab/records/`.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import NamedTuple
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class Mistake(NamedTuple):
@@ -98,14 +99,14 @@ MISTAKES = [
         nearest = closest(costs, side, side, eps * unit)  # Alg. 1 line 5, Step 1
         omega[side.mask] = pool(nearest.of_right / nbar, side.spans)  # Alg. 1 line 14, Step 3
 """,
-        "test_shear.py::test_weights_and_closest_spans_are_those_of_a_slow_loop",
+        "test_shear.py::test_weights_are_those_of_a_slow_loop",
     ),
     Mistake(
         "The weight of the first token that differs is smaller than its span's distance.",
         "shear.py",
         '"amax"',
         '"mean"',
-        "test_shear.py::test_weights_and_closest_spans_are_those_of_a_slow_loop",
+        "test_shear.py::test_weights_are_those_of_a_slow_loop",
     ),
     Mistake(
         "A token of a short response counts more than a token of a long one.",
@@ -144,11 +145,11 @@ def plant(mistake: Mistake, folder: Path) -> None:
     Raises AssertionError if the sources have changed, so that the mistake no longer fits.
     """
     folder.mkdir(parents=True)
-    skipped = shutil.ignore_patterns("__pycache__")
+    skipped = shutil.ignore_patterns("__pycache__", "learn", "records", "tests")
     for path in sorted(ROOT.iterdir()):
         if path.suffix == ".py":
             shutil.copy(path, folder)
-        elif (path / "__init__.py").exists() and path.name != "learn":
+        elif (path / "__init__.py").exists():
             shutil.copytree(path, folder / path.name, ignore=skipped)
     source = folder / mistake.file
     text = source.read_text(encoding="utf-8")

@@ -1,7 +1,8 @@
 """A reward of your own: the last integer of a response decides, in a box or not.
 
-Run: `python train.py --model PATH --data docs/problems.jsonl --reward lab/learn/your_own.py:grade`, with
-any other flags of train.py.
+Run with any other flags of train.py:
+
+    python train.py --model PATH --data docs/problems.jsonl --reward lab/learn/your_own.py:grade
 """
 
 import re

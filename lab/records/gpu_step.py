@@ -1,15 +1,16 @@
-"""Seconds and memory of a training step, phase by phase, with random weights.
+r"""Seconds and memory of a training step, phase by phase, with random weights.
 
     python -m lab.records.gpu_step 1.5B --prompts-per-step 32
-    python -m lab.records.gpu_step 7B --prompts-per-step 16 --lora-rank 16 --max-tokens 500
+    python -m lab.records.gpu_step 7B --prompts-per-step 16 --max-tokens 500 \
+        --use lab.tools.lora:rank=16
 
-Other flags are those of train.py. Half of the responses end within a fifth of `--max-tokens`. The
-step is the second one; the first, with few and short responses, warms up.
+Other flags are those of train.py; it uses `lab.fast`. Half of the responses end within a fifth of
+`--max-tokens`. The step is the second one; the first, with few and short responses, warms up.
 """
 
+import copy
 import sys
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,23 +18,25 @@ import transformers
 
 import train
 from harness import fsdp, log, memory
-from harness.command import resolve
-from harness.config import parse_train, with_values
+from harness.config import with_values
 from harness.load import make_run, make_task
 from lab.records import random_model
+from lab.studies.needs import settings_of_run
+from tasks.plug import use
 
 shape, *flags = sys.argv[1:]
 folder = Path(tempfile.mkdtemp())
 random_model.write_problems(folder / "problems.jsonl")
 words = f"--model random-{shape} --data {folder / 'problems.jsonl'} --heldout 4 --eval-groups 4"
 words += " --template qwen-math --prompts-per-update 8 --generate-batch 256"
-config = resolve(parse_train([*words.split(), *flags]))
+config = settings_of_run([*words.split(), *flags])
 ranks = fsdp.join(config.machine.device)
 model = random_model.make_model(shape, ranks.device, config.sampling.max_tokens / 5)
 tokenizer = random_model.make_tokenizer(shape)
 config, task, _ = make_task(config, tokenizer, model.config.max_position_embeddings)
 run = make_run(config, ranks, model, tokenizer, task)
 run.folder = folder
+use(run.parts, config.use)
 predicted = memory.predict(model, config, 1)
 fsdp.shard(run)
 del model
@@ -50,7 +53,9 @@ def lap_with_peak(clock: log.Clock, name: str) -> None:
 
 log.Clock.lap = lap_with_peak
 few = {"prompts_per_step": 4, "prompts_per_update": 4, "max_tokens": 32}
-train.train_step(replace(run, config=with_values(config, few)), 0)
+small = copy.copy(run)
+small.config = with_values(config, few)
+train.train_step(small, 0)
 peaks.clear()
 metrics, _ = train.train_step(run, 1)
 device = torch.cuda.get_device_name(ranks.device) if peaks else "CPU"

@@ -7,6 +7,7 @@ from harness import memory
 from harness.config import PAPER_RECIPE, with_values
 from harness.models import outline_of
 from lab.records.random_model import LARGE, SMALL
+from lab.tools import lora
 
 for shape, gpus, lora_rank in (
     (LARGE, 8, 0),
@@ -16,9 +17,18 @@ for shape, gpus, lora_rank in (
     (LARGE, 1, 16),
 ):
     model = outline_of(shape)
-    values = {"device": "cuda", "dtype": "bfloat16", "lora_rank": lora_rank}
-    config = with_values(PAPER_RECIPE, values)
-    room = 80 - memory.predict(model, config, gpus)["resident"]
+    if lora_rank:
+        lora.add(model, seed=0, rank=lora_rank)
+    frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
+    config = with_values(PAPER_RECIPE, {"device": "cuda", "dtype": "bfloat16"})
+    moments = 8 * frozen / gpus / 1e9  # GB, which `predict` counts for all weights
+    gradients = 4 * frozen / gpus / 1e9
+    room = 80 - memory.predict(model, config, gpus)["resident"] + moments
     batch = memory.choose_batch(shape, config.machine, room, memory.PROMPT, 3000)
     gb = memory.predict(model, with_values(config, {"generate_batch": batch}), gpus)
-    print(" | ".join(f"{gb[phase]:.1f}" for phase in ("sampling", "training", "resident")))
+    numbers = (
+        gb["sampling"] - moments,
+        gb["training"] - moments - gradients,
+        gb["resident"] - moments,
+    )
+    print(" | ".join(f"{number:.1f}" for number in numbers))

@@ -1,6 +1,7 @@
 """Pictures of the page of a default run, docs/page-light.png and docs/page-dark.png, with Chromium.
 
-Run after `python train.py`: `pip install playwright && python -m lab.records.page_pictures`.
+Run after `python train.py --use lab.tools.page` and `python -m lab.tools.page
+runs/embedded-shear-1`: `pip install playwright && python -m lab.records.page_pictures`.
 """
 
 from pathlib import Path

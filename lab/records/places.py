@@ -2,12 +2,13 @@
 
     for seed in 0 1 2 3 4; do
       python -m lab.studies.diagnose --seed $seed --heldout 256 --groups 256 --continuations 0 \\
-        --methods shear first own-side position random --out runs/places-$seed
+        --methods shear shear-cost first own-side position random --out runs/places-$seed
     done
     python -m lab.records.places runs/places-?/diagnose.json    # these numbers -> places.jsonl
     python -m lab.records.places                                # places.jsonl -> the tables
 
-The rows of 24 lines, and of seed 2, are from `lab.records.quick_places`.
+The rows of 24 lines, and of seed 2, are from `lab.records.quick_places`. Rows until daaeda9 call
+`shear-cost` "reading cost".
 
 A row of places.jsonl is one kind of weights of one start policy, with the AUCs of
 `credit.measures.localisation`. There is a table for each number of lines of the task: means over
@@ -23,7 +24,7 @@ from harness import files, tables
 from lab.studies.diagnose import AUCS
 
 ROWS = Path(__file__).with_name("places.jsonl")
-SHOWN = "shear|first|own-side|position|surprisal|reading cost|window \\d+.*"
+SHOWN = "shear|first|own-side|position|surprisal|reading cost|shear-cost|window \\d+.*"
 
 
 def rows_of(path: Path) -> list[dict]:

@@ -22,13 +22,11 @@ import torch
 from tqdm import tqdm
 
 from credit.measures import localisation
-from credit.settings import Credit
 from grpo import cat_padded
 from harness import files, fsdp
-from harness.command import resolve
-from harness.config import parse_train
 from harness.load import load_run
 from lab.studies.advantages import FOLDS, jackknife_half, measure_place, weights_of
+from lab.studies.needs import settings_of_run
 from lab.studies.prefixes import Prefixes, context_at_start, score_group
 
 METHODS = ["shear", "own-side", "position"]
@@ -40,7 +38,7 @@ for name in ("task", "window", "stride"):
     command += [f"--{name}", str(flags[name])]
 if flags["task"] == "embedded":
     command += ["--toy-lines", str(flags["toy_lines"])]
-context = context_at_start(load_run(resolve(parse_train(command)), fsdp.join("cpu")))
+context = context_at_start(load_run(settings_of_run(command), fsdp.join("cpu")))
 # SHEAR with one setting changed, by the names of `lab.studies.diagnose`
 changes = {"eps 0.25": {"eps": 0.25}, f"window 32, stride {flags['stride']}": {"window": 32}}
 groups = [Prefixes(**files.read_settings(path)) for path in sorted(folder.glob("group-*.json"))]
@@ -50,10 +48,10 @@ for number, group in enumerate(tqdm(mixed, "groups", disable=None)):
     if path.exists():
         continue
     batch = score_group(group, context)
-    weights = {name: weights_of(batch, context, Credit(name)) for name in METHODS}
+    weights = {name: weights_of(batch, context, name) for name in METHODS}
     for name, change in changes.items():
         changed = replace(context, shear=replace(context.shear, **change))
-        weights[name] = weights_of(batch, changed, Credit("shear"))
+        weights[name] = weights_of(batch, changed, "shear")
     weights["surprisal"] = -batch.log_probs
     wrong_step = batch.true_errors(context.task, context.tokenizer)  # (G, 3)
     torch.save((weights, batch.mask, wrong_step), path)

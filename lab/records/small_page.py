@@ -1,13 +1,12 @@
 """The page of a default run with every sixth of its groups: docs/credit.html.
 
-Run after `python train.py`: `python -m lab.records.small_page`.
+Run after `python train.py --use lab.tools.page`: `python -m lab.records.small_page`.
 """
 
 from pathlib import Path
 
-from harness.page import as_html, floor_of, read_groups
-
 from harness.files import read_settings
+from lab.tools.page import as_html, floor_of, read_groups
 from tasks.settings import TASKS
 
 RUN = Path("runs/embedded-shear-1")

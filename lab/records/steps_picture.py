@@ -33,4 +33,4 @@ for name, row in {"right": right, "wrong": wrong}.items():
     fillings[f"{name}_bars"] = "".join(bars)
 frame = (RECORDS / "steps-frame.svg").read_text(encoding="utf-8")
 picture = Template(frame).substitute(fillings)
-(RECORDS.parent / "steps.svg").write_text(picture, encoding="utf-8")
+(RECORDS.parents[1] / "docs" / "steps.svg").write_text(picture, encoding="utf-8")

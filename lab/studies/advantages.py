@@ -1,9 +1,9 @@
 """Credit against the truth: how well its weights find the true first error, for `studies.diagnose`.
 
 How well do weights tell a wrong rollout's tokens from its first error on from those before it, and
-how far off does the largest weight lie (`measures.localisation`, `peak`)? For every credit method
-that gives weights, and for SHEAR with one option changed at a time. Intervals are 90% jackknife
-intervals over 20 sets of groups.
+how far off does the largest weight lie (`measures.localisation`, `peak`)? For every credit method,
+and for SHEAR with one setting changed at a time. Intervals are 90% jackknife intervals over 20 sets
+of groups.
 
 Left out: methods whose weights need a trained adapter, which no saved model has (`lora.save_merged`
 merges it).
@@ -20,12 +20,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit.batch import Batch, Context, effective_weights
-from credit.measures import (
-    around,
-    localisation,
-    peak,
-    shares_by_part,
-)
+from credit.measures import around, localisation, peak, shares_by_part
 from credit.rules import assign_credit
 from credit.settings import Credit, Shear
 from grpo import cat_padded
@@ -35,24 +30,18 @@ from lab.studies.needs import WITH_ADAPTER, WITH_MODEL
 FOLDS = 20  # sets of groups that the jackknife leaves out in turn; no group is split
 
 
-def weights_of(batch: Batch, context: Context, credit: Credit) -> Tensor:
+def weights_of(batch: Batch, context: Context, method: str) -> Tensor:
     """What a method multiplies each token's advantage by, (G, T)."""
     torch.manual_seed(context.seed)
-    credited = assign_credit(batch, context, credit)  # (G, T)
+    credited = assign_credit(batch, context, Credit(method))  # (G, T)
     return effective_weights(credited, batch.advantages, batch.mask)
 
 
-def against_truth(
-    methods: Iterable[str],
-    options: tuple[str, ...],
-    context: Context,
-    batches: list[Batch],
-) -> dict:
-    """Score every credit method, and SHEAR with changed options, against the true first errors.
+def against_truth(methods: Iterable[str], context: Context, batches: list[Batch]) -> dict:
+    """Score credit methods, and SHEAR with changed settings, against the true first errors.
 
-    The result has "methods" and "settings", each name -> the result of `measure_place`. `options`
-    are those given for SHEAR; surprisal, -log pi, is added to the settings. What cannot be measured
-    is printed, with the reason.
+    The result has "methods" and "settings", each name -> the result of `measure_place`. Surprisal,
+    -log pi, is added to the settings. What cannot be measured is printed, with the reason.
     """
     shear = context.shear
     errors = [batch.true_errors(context.task, context.tokenizer) for batch in batches]
@@ -72,13 +61,13 @@ def against_truth(
         if lacks_model or name in WITH_ADAPTER:
             print(f"left out: {name} against the truth: the run lacks what it needs")
         else:
-            measured.append(("methods", name, Credit(name), shear))
-    for name, (credit, changed) in changes_of(shear, options).items():
-        measured.append(("settings", name, credit, changed))
+            measured.append(("methods", name, name, shear))
+    for name, changed in changes_of(shear).items():
+        measured.append(("settings", name, "shear", changed))
     results: dict[str, dict] = {"methods": {}, "settings": {}}
-    for section, name, credit, changed in tqdm(measured, "credit", leave=False, disable=None):
+    for section, name, method, changed in tqdm(measured, "credit", leave=False, disable=None):
         changed_context = replace(context, shear=changed)
-        of_batches = [weights_of(batch, changed_context, credit) for batch in batches]
+        of_batches = [weights_of(batch, changed_context, method) for batch in batches]
         results[section][name] = place_of(cat_padded(of_batches))
     surprisal = [-batch.log_probs for batch in batches]
     results["settings"]["surprisal"] = place_of(cat_padded(surprisal))
@@ -123,9 +112,8 @@ def half_width(values: pd.Series) -> float:
     return float(stats.t.ppf(0.95, len(values) - 1) * values.sem(skipna=False))
 
 
-def changes_of(shear: Shear, options: tuple[str, ...]) -> dict[str, tuple[Credit, Shear]]:
-    """SHEAR with one setting or option changed at a time."""
-    plain = Credit("shear", options)
+def changes_of(shear: Shear) -> dict[str, Shear]:
+    """SHEAR's settings with one change at a time, by its name."""
     changes: list[dict[str, float]] = [{"eps": shear.eps / 5}, {"eps": shear.eps * 5}]
     for thirds in (2, 4, 8):
         window = max(1, shear.window * thirds // 3)
@@ -135,7 +123,5 @@ def changes_of(shear: Shear, options: tuple[str, ...]) -> dict[str, tuple[Credit
         other = with_values(shear, change)
         if other != shear:
             name = ", ".join(f"{setting} {value:g}" for setting, value in change.items())
-            settings[name] = plain, other
-    for name in ("shear-mean", "shear-cost", "shear-cosine", "shear-chamfer", "shear-mmd"):
-        settings[name] = Credit(name), shear
+            settings[name] = other
     return settings

@@ -5,11 +5,11 @@
 
 Random walks stand for hidden states; the sizes of the second command are for a GPU.
 
-Ours is what training calls, from hidden states to token weights; most of its time goes into
-`fast.race` and `fast.distances`. Peers get pairs of full spans with ready-made costs, in batches as
-large as ours. They solve at most `--pairs` pairs of 100 x 100 tokens, more if pairs are smaller,
-and loops at most `LOOPED`; their seconds are scaled to all pairs. This favours peers, whose seconds
-include neither costs nor token weights.
+Ours is what training with `--use lab.fast` calls, from hidden states to token weights; most of its
+time goes into `lab.fast.race` and `lab.fast.distances`. Peers get pairs of full spans with
+ready-made costs, in batches as large as ours. They solve at most `--pairs` pairs of 100 x 100
+tokens, more if pairs are smaller, and loops at most `LOOPED`; their seconds are scaled to all
+pairs. This favours peers, whose seconds include neither costs nor token weights.
 
 Each round measures every solver, so a drift of the machine affects all alike. Ratios are taken
 within a round; the table has their median (lowest-highest). Errors are the largest relative errors

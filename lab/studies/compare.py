@@ -1,6 +1,6 @@
 """Credit methods under the same loop, each at its own learning rate, as one table.
 
-    python -m lab.studies.compare --steps 20               # all arms that the embedded task allows
+    python -m lab.studies.compare --steps 20               # all arms that the task allows
     python -m lab.studies.compare --arms grpo shear first  # some of them
     python -m lab.studies.compare --arms shear "wrong: scaled --method-option negative=.5"
     python -m lab.studies.compare --arms grpo shear --model PATH --data problems.jsonl
@@ -8,9 +8,10 @@
 
 Other flags are those of train.py. The last command shows runs in one table and one picture.
 
-An arm is a method, or a name, a colon and a method with flags of train.py. `shear-mean1: shear
-of=shear mean1=yes` and `grpo-wrong-.12: scaled --method-option negative=.12` are controls, because methods
-differ in the size of their steps and in how much they punish. All arms are compared with `grpo`.
+An arm is a method, or a name, a colon and a method with flags of train.py. `shear-mean1: scaled
+--method-option of=shear mean1=yes` and `grpo-wrong-.12: scaled --method-option negative=.12` are
+controls, because methods differ in the size of their steps and in how much they punish. All arms
+are compared with `grpo`, and use `lab.fast`.
 
 A trial is an arm, a learning rate and a seed. Two stages run one after the other. `tune` tries
 half, one and two times the task's `--lr` (adapters: ten times that) on two seeds, and further rates
@@ -18,7 +19,7 @@ while the best lies at an end, or only `--rates`. `confirm` trains each arm at i
 `--seeds`. All arms of a seed start from the same model and see the same problems. Finished trials
 are appended to `--rows`. So the same command continues where it was interrupted, and prints the
 table when no trial is missing. Other flags of train.py make another task, whose trials may go to
-the same file. No trial is added to an arm whose trials were made by other code or with other flags.
+the same file. No trial is added to an arm whose trials were made by other code or other flags.
 
 The table has means over all seeds of the file. D is the mean difference from GRPO, paired by seed,
 with its 90% interval (Student's t) and the number of seeds on which it is positive:
@@ -51,29 +52,12 @@ from typing import Annotated, NamedTuple
 
 import tyro
 
-from credit.rules import RULES
 from harness.config import PathFlag, Seeds, Texts, parse_study
-from lab.studies.needs import MADE, WITH_ADAPTER
 from tasks.errors import BadInput
 from tasks.settings import Count, number, several
 
 TUNING = (100, 101)  # seeds
-ARMS = [
-    "grpo",
-    "shear",
-    "shear-mean1: scaled --method-option of=shear mean1=yes",
-    "grpo-wrong-.12: scaled --method-option negative=.12",
-    "sdpo: sdpo --method-option mix=.9",  # for a weak model
-    "grpo-dynamic: grpo --use lab.tools.dynamic:rounds=4",
-    "shear-dynamic: shear --use lab.tools.dynamic:rounds=4",
-    "grpo-lora: grpo --use lab.tools.lora:rank=16",
-]
-ARMS += [f"{name}-lora: {name} --use lab.tools.lora:rank=16" for name in sorted(WITH_ADAPTER)]
-ARMS += [name for name in RULES if name not in {"grpo", "shear", "sdpo", *WITH_ADAPTER, *MADE}]
-ARMS_HELP = (
-    'Arms: a method, or "NAME: METHOD FLAGS"; if not given, all that the task allows of '
-    + ", ".join(ARMS)
-)
+ARMS_HELP = 'Arms: a method, or "NAME: METHOD FLAGS"; if not given, all that the task allows.'
 
 
 @dataclass(frozen=True)
@@ -107,8 +91,9 @@ import torch
 from tqdm import tqdm
 
 import train
+from credit.rules import RULES
 from harness import files, fsdp, log, tables
-from harness.command import resolve, run_command
+from harness.command import run_command
 from harness.config import TrainConfig, given_flags, parse_train, refuse_flags
 from harness.folder import open_folder
 from harness.load import give_lessons, load_run
@@ -116,7 +101,22 @@ from harness.run import Run, seed_of
 from harness.sampling import sample_and_grade
 from lab.studies import figures
 from lab.studies.advantages import half_width
+from lab.studies.needs import MADE, WITH_ADAPTER, check_needs, settings_of_run
 from rewards import rewards_of
+
+LORA = "--use lab.tools.lora:rank=16"
+ARMS = [
+    "grpo",
+    "shear",
+    "shear-mean1: scaled --method-option of=shear mean1=yes",
+    "grpo-wrong-.12: scaled --method-option negative=.12",
+    "sdpo: sdpo --method-option mix=.9",  # for a weak model
+    "grpo-dynamic: grpo --use lab.tools.dynamic:rounds=4",
+    "shear-dynamic: shear --use lab.tools.dynamic:rounds=4",
+    f"grpo-lora: grpo {LORA}",
+]
+ARMS += [f"{name}-lora: {name} {LORA}" for name in sorted(WITH_ADAPTER)]
+ARMS += [name for name in RULES if name not in {"grpo", "shear", "sdpo", *WITH_ADAPTER, *MADE}]
 
 # Flags of train.py that trials set themselves, and those that all arms of a task share.
 OURS = "seed lr name out resume"
@@ -124,7 +124,8 @@ SHARED = "task model data template toy_lines toy_width warmup_steps heldout"
 LOWEST, HIGHEST = 1 / 8, 8  # bounds of a grid's rates, as multiples of its middle
 HELDOUT = 256  # problems, if --heldout is not given
 ROOT = Path(__file__).parents[2]
-CODE = "*.py", *(f"{room}/**/*.py" for room in "credit grading harness lab tasks".split())
+ROOMS = "credit grading harness lab/fast lab/rules lab/tools tasks".split()
+CODE = "*.py", *(f"{room}/**/*.py" for room in ROOMS)
 
 
 class Cell(NamedTuple):
@@ -207,7 +208,9 @@ def settings_of(arm: str, others: list[str]) -> TrainConfig:
     """train.py's settings of an arm, after the `others`; raises BadInput."""
     words = words_of(arm)
     refuse_flags(given_flags(words), f"{OURS} {SHARED}", "no flag of an arm")
-    return resolve(parse_train([*others, *words]))
+    config = settings_of_run([*others, *words])
+    check_needs(config)
+    return config
 
 
 def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: int) -> None:
@@ -293,10 +296,9 @@ def rates_of(stage: str, cell: Cell, arm: str, trials: pd.DataFrame) -> Sequence
         return [curves.idxmax()]
     config = settings_of(arm, shlex.split(cell.flags))
     middle = config.optimisation.lr
-    # adapters need ten times the rate of the whole model
-    return cell.rates or grid(
-        10 * middle if "lab.tools.lora" in " ".join(config.use) else middle, curves
-    )
+    if "lab.tools.lora" in " ".join(config.use):
+        middle *= 10  # adapters need ten times the rate of the whole model
+    return cell.rates or grid(middle, curves)
 
 
 def grid(middle: float, curves: pd.Series) -> list[float]:
@@ -360,6 +362,7 @@ def run_trial(config: TrainConfig, stage: str) -> dict:
         run = load_run(config, ranks)
         with open_folder(run):
             give_lessons(run)
+            train.prepare_rule(run)
             fsdp.shard(run)
             return train_only(run) if stage == "tune" else confirm(run)
     finally:

@@ -3,9 +3,9 @@
     python -m lab.studies.diagnose                                          # a model made here
     python -m lab.studies.diagnose --model runs/NAME/model --task embedded  # a trained one
     python -m lab.studies.diagnose --model PATH --data problems.jsonl       # real problems
-    python -m lab.studies.diagnose --model PATH --rollouts solutions.jsonl  # distances in these alone
+    python -m lab.studies.diagnose --model PATH --rollouts solutions.jsonl  # distances in these
 
-Other flags are those of train.py.
+Other flags are those of train.py. Sampling and weights are those of `lab.fast`.
 
 Sec. 2 of arXiv 2604.23318: sample G rollouts to each of `--groups` held-out problems, keep the
 groups with right and wrong ones, and read their hidden states once. Complete each prefix of a
@@ -30,13 +30,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from credit.settings import Credit
 from harness.config import (
     PathFlag,
     TrainConfig,
     flat,
+    given_flags,
     parse_study,
-    parse_train,
     refuse_flags,
     refuse_other_settings,
 )
@@ -73,13 +72,13 @@ from credit.batch import Batch, Context
 from credit.measures import sample_rows
 from credit.rules import RULES
 from harness import files, fsdp, log, tables
-from harness.command import resolve, run_command
+from harness.command import run_command
 from harness.load import give_lessons, load_run, make_run
 from harness.models import load_model, load_tokenizer, round_weights
 from harness.run import Ranks, Run
 from lab.studies import figures
 from lab.studies.advantages import against_truth, weights_of
-from lab.studies.needs import MADE, WITH_MODEL
+from lab.studies.needs import MADE, WITH_MODEL, settings_of_run
 from lab.studies.prefixes import (
     Prefixes,
     collect,
@@ -91,6 +90,7 @@ from lab.studies.prefixes import (
 from lab.tools.reward_model import load_for
 from lab.tools.spans import closest_in
 from tasks.errors import BadInput
+from tasks.plug import look_up, use
 from tasks.problems import empty_task
 
 # Flags of train.py that are useless here.
@@ -123,9 +123,11 @@ FIGURES = {
 def main(argv: list[str] | None = None) -> None:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
     flags, others = parse_study(Diagnose, argv)
-    config = parse_train([*others, "--task", "math"] if flags.rollouts else others)
-    refuse_flags(config.given, REFUSED, "diagnose trains nothing and compares all methods")
-    config = resolve(config)
+    reason = "diagnose trains nothing, compares all methods and uses lab.fast"
+    refuse_flags(given_flags(others), REFUSED, reason)
+    for name in flags.methods:
+        look_up(RULES, "rules", "--methods", name)
+    config = settings_of_run([*others, "--task", "math"] if flags.rollouts else others)
     heldout = config.problems.heldout
     if not flags.rollouts and flags.groups > heldout:
         raise BadInput(f"--groups {flags.groups}: --heldout has {heldout}; raise it, or lower this")
@@ -157,8 +159,7 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
         "fig_10": figures.fig_10_accuracies(accuracies.dropna(), out / "fig_10.png"),
     }
     context = context_at_start(run)
-    options = config.credit.method_option  # SHEAR's
-    batches, closest = read_all(mixed, context, options, out)
+    batches, closest = read_all(mixed, context, out)
     spans = span_table(mixed, closest).dropna()  # of prefixes that were continued
     if spans.empty:
         print("left out: Figs. 1, 3, 9: no prefix of --window tokens or more was continued")
@@ -167,9 +168,8 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
         for name, draw in FIGURES.items():
             results[name] = draw(spans, out / f"{name}.png")
     if run.context.task.first_error:
-        results |= against_truth(
-            flags.methods or [name for name in RULES if name not in MADE], options, context, batches
-        )
+        methods = flags.methods or [name for name in RULES if name not in MADE]
+        results |= against_truth(methods, context, batches)
     if "methods" in results:
         figures.weight_around_error(results["methods"], out / "around_error.png")
     files.write_json(out / "diagnose.json", results)
@@ -177,22 +177,20 @@ def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
     print(f"figures and numbers: {out}/\nnext: python -m lab.tools.page {shlex.quote(str(out))}")
 
 
-def read_all(
-    groups: list[Prefixes], context: Context, options: tuple[str, ...], out: Path
-) -> tuple[list[Batch], list]:
-    """The groups, SHEAR's closest spans of each, and with states where the truth is known.
+def read_all(groups: list[Prefixes], context: Context, out: Path) -> tuple[list[Batch], list]:
+    """The groups, with states where the truth is known, and SHEAR's closest spans of each.
 
-    `options` are SHEAR's. Writes samples.jsonl for the page.
+    Writes samples.jsonl for the page.
     """
-    credits = [Credit("shear", options), Credit("grpo")]
+    methods = ["shear", "grpo"]
     if context.task.first_error:  # elsewhere not `first`, which is slow: it solves every pair
-        credits += [Credit("first"), Credit("oracle")]
+        methods += ["first", "oracle"]
     batches = []
     closest = []
     rows = []
     for group in tqdm(groups, "hidden states and distances", leave=False, disable=None):
         batch = score_group(group, context)
-        weights = {credit.method: weights_of(batch, context, credit) for credit in credits}
+        weights = {method: weights_of(batch, context, method) for method in methods}
         closest.append(closest_in(batch, context))
         of_group = sample_rows(0, context.tokenizer, context.task, batch, weights)
         for row, spans in zip(of_group, closest[-1], strict=True):
@@ -217,7 +215,9 @@ def from_file(
     model = load_model(config.model, ranks.device, tokenizer).eval()
     round_weights(model, getattr(torch, config.machine.dtype))
     files.write_json(flags.out / "config.json", decided)
-    return make_run(config, ranks, model, tokenizer, task), groups
+    run = make_run(config, ranks, model, tokenizer, task)
+    use(run.parts, config.use)
+    return run, groups
 
 
 def from_model(

@@ -1,12 +1,13 @@
 """The gradient test: what a credit rule does to the policy gradient, before training.
 
-    python -m lab.studies.gradients                                       # all rules, the embedded task
+    python -m lab.studies.gradients                           # all rules, the embedded task
     python -m lab.studies.gradients --model runs/NAME/model --arms grpo shear first
     python -m lab.studies.gradients --model PATH --data problems.jsonl --arms grpo shear \
-        "punish less: grpo --negative-scale .12"
-    torchrun --nproc_per_node 8 -m studies.gradients --model PATH ... # batches shared out to ranks
+        "punish less: scaled --method-option negative=.12"
+    torchrun --nproc_per_node 8 -m lab.studies.gradients --model PATH ... # batches shared to ranks
 
-An arm is written as in `lab.studies.compare`, and all arms see the same batches. A batch is one
+An arm is written as in `lab.studies.compare`, and all arms see the same batches. Sampling and
+weights are those of `lab.fast`. A batch is one
 sampling phase: `--prompts-per-step` problems with `--rollouts-per-prompt` rollouts each. An arm's
 gradient of it is that of the first update, where policy and sampler are one: the mean over the
 tokens of the token advantage times the gradient of log pi. The reference is the mean gradient of
@@ -31,6 +32,7 @@ Left out: Adam, which scales coordinates; off-policy updates; arms that train an
 rank holds the whole model.
 """
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -74,30 +76,29 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+import train
 from credit.batch import Batch, Context
 from credit.rules import assign_credit
 from grpo import cat_padded
 from harness import files, fsdp, log, tables
-from harness.command import resolve, run_command
-from harness.config import TrainConfig, parse_train
+from harness.command import run_command
+from harness.config import TrainConfig
 from harness.load import give_lessons, load_run
 from harness.models import round_weights
-from harness.run import Run, seed_of
-from harness.sampling import sample_and_grade
+from harness.run import Ranks, Run, keep_all, seed_of
 from lab.studies import figures
 from lab.studies.advantages import half_width
 from lab.studies.compare import allowed_arms, name_of, settings_of
-from lab.studies.needs import WITH_ADAPTER, WITH_MODEL
+from lab.studies.needs import settings_of_run
 from lab.studies.prefixes import context_at_start
 from lab.tools import curve
-from lab.tools.reward_model import load_for
 
 
 @run_command(memory="lower --micro-tokens, --numbers or --batches")
 def main(argv: list[str] | None = None) -> None:
     """Take the gradients, write a row per arm and print the table."""
     flags, others = parse_study(Gradients, argv)
-    config = resolve(parse_train(others))
+    config = settings_of_run(others)
     arms = {}
     for arm in allowed_arms(flags.arms, others):
         settings = settings_of(arm, others)
@@ -107,12 +108,16 @@ def main(argv: list[str] | None = None) -> None:
             raise BadInput(f"--arms {arm}: may have flags of credit alone; leave out the others")
     ranks = fsdp.join(config.machine.device, config.machine.threads)
     run = load_run(config, ranks)
+    if run.parts.adapt is not keep_all:
+        raise BadInput(f"--use {' '.join(config.use)}: one trains an adapter; leave it out")
     if ranks.main:
         print("\n".join(map(log.wrap, run.notes)), flush=True)
     run.folder = flags.rows.with_suffix("")
     give_lessons(run)
-    if any(arms[arm].credit.method in WITH_MODEL for arm in arms):
-        run.context.kept["prm"] = load_for(run, "")
+    for settings in arms.values():
+        of_arm = copy.copy(run)
+        of_arm.config = settings
+        train.prepare_rule(of_arm)
     round_weights(run.context.policy.model, getattr(torch, config.machine.dtype))
     run.context = context_at_start(run)
     reference, gradients = take_gradients(run, list(arms.values()), flags)
@@ -127,7 +132,7 @@ def main(argv: list[str] | None = None) -> None:
 def differs_in_credit_alone(settings: TrainConfig, config: TrainConfig) -> bool:
     """Whether an arm's settings are the run's but for those of credit and of SHEAR."""
     same = replace(settings, credit=config.credit, shear=config.shear, given=config.given)
-    return same == config and settings.credit.method not in WITH_ADAPTER
+    return same == config
 
 
 # ---- gradients -----------------------------------------------------------------------------------
@@ -152,13 +157,11 @@ def take_gradients(run: Run, arms: list[TrainConfig], flags: Gradients) -> tuple
 
 def sample_batch(run: Run, index: int) -> Batch:
     """The batch of a sampling phase, which depends on the seed and `index` alone."""
-    sampling = run.config.sampling
+    alone = copy.copy(run)
+    alone.ranks = Ranks(0, 1, run.ranks.device)  # the whole batch is this rank's
     torch.manual_seed(seed_of(run.config.seed, index))
-    problems = run.context.task.draw(index, sampling.prompts_per_step, run.config.seed)
     clock = log.Clock(run.ranks.device)
-    rollouts, verdicts = sample_and_grade(
-        run, problems, sampling.rollouts_per_prompt, sampling.temperature, clock
-    )
+    problems, rollouts, verdicts = run.parts.sample(alone, index, clock)
     return Batch.of(rollouts, verdicts, problems)
 
 

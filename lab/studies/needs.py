@@ -1,15 +1,44 @@
-"""Which credit rules need more than a policy: by what their `prepare` is."""
+"""What studies share: settings of train.py, and which credit rules need more than a policy."""
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import lab.rules  # noqa: F401 - enters the rules
-from credit.rules import RULES, find
-from lab.rules import adapter, prm
+from credit.rules import RULES
+from harness.command import resolve
+from harness.config import TrainConfig, parse_train
+from lab.rules import adapter, controls, prm
+from tasks.errors import BadInput
+from tasks.settings import TASKS
 
+FAST = "lab.fast"
+# By what their `prepare` is.
 WITH_MODEL = {name for name, rule in RULES.items() if rule.prepare is prm.load}
 WITH_ADAPTER = {name for name, rule in RULES.items() if rule.prepare is adapter.needs_adapter}
+WITH_ERRORS = {name for name, rule in RULES.items() if rule.prepare is controls.needs_first_errors}
 # Rules that are made of others: their arms have to name these.
 MADE = {"scaled"}
 
 
-def weighs(name: str) -> bool:
-    """Whether a rule multiplies A by weights."""
-    return find(name).weighs
+def settings_of_run(words: Sequence[str]) -> TrainConfig:
+    """train.py's settings by these flags, on this machine; raises BadInput.
+
+    They use `lab.fast`, with the same numbers sooner, unless `--use` names it with options.
+    """
+    config = resolve(parse_train(words))
+    if any(module.partition(":")[0] == FAST for module in config.use):
+        return config
+    return replace(config, use=(FAST, *config.use))
+
+
+def check_needs(config: TrainConfig) -> None:
+    """Raise BadInput if a rule lacks what it needs, as far as it shows before loading."""
+    task = TASKS[config.task]
+    needs = [
+        (WITH_ADAPTER, "lab.tools.lora" in " ".join(config.use), "--use lab.tools.lora"),
+        (WITH_MODEL, task.makes_model, "the reward model of the embedded task"),
+        (WITH_ERRORS, task.makes_problems, "the true first error, which the task does not know"),
+    ]
+    for names, is_met, need in needs:
+        if config.credit.method in names and not is_met:
+            raise BadInput(f"--method {config.credit.method}: needs {need}")

@@ -39,8 +39,6 @@ from grpo import Policy, Rollouts, cat_padded, decode, pad_left, rollout
 from harness import files
 from harness.models import stop_ids
 from harness.run import Run, seed_of
-from lab.fast.generate import fast_generate
-from lab.fast.packing import packing_of
 from lab.tools.salience import answer_places
 from rewards import Verdict
 from shear import span_bounds
@@ -123,7 +121,7 @@ def sample(run: Run, prompts: Sequence, count: int, used: int = 0) -> Rollouts:
         temperature=run.config.sampling.temperature,
         stops=stop_ids(run.context.policy.model, run.context.tokenizer),
         batch_size=run.config.machine.generate_batch,
-        generate=fast_generate,
+        generate=run.parts.generate,
     )
 
 
@@ -212,7 +210,7 @@ def read_solutions(
 def context_at_start(run: Run) -> Context:
     """What a credit method may use before the first step."""
     model = run.context.policy.model
-    return replace(run.context, policy=Policy(model, layout=packing_of(model)))
+    return replace(run.context, policy=Policy(model, layout=run.parts.layout(model)))
 
 
 def score_group(group: Prefixes, context: Context) -> Batch:

@@ -1,4 +1,4 @@
-"""harness/page.html in a real browser: pointing, the keyboard, hostile text, and no requests.
+"""lab/tools/page.html in a real browser: pointing, the keyboard, hostile text, and no requests.
 
 It needs Chromium or Chrome, and `pip install playwright`; otherwise it is skipped.
 """
@@ -7,6 +7,7 @@ import math
 import re
 import shutil
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,19 +16,23 @@ from builders.case_files import cases
 from builders.pages import GOOD_ROW, HOSTILE, long_group, page_row
 from builders.rollouts import batch_of, rollouts_like
 from builders.small_models import NumberTokenizer
+from weighing import weigh
 
 from credit.batch import effective_weights
 from credit.settings import Shear
 from lab.rules.controls import oracle
 from lab.tools import page
 from lab.tools.spans import closest_by_rollout
-from shear import shear_weights
 from tasks.toy import FirstError
 
 
 def groups_of(name):
-    """The groups of a page in tests/cases/pages.jsonl."""
-    (case,) = [case for case in cases("pages.jsonl") if case["page"] == name]
+    """The groups of a page in lab/tests/cases/pages.jsonl."""
+    (case,) = [
+        case
+        for case in cases("pages.jsonl", Path(__file__).with_name("cases"))
+        if case["page"] == name
+    ]
     groups = []
     for rows in case["groups"]:
         groups.append([page_row(**row) for row in rows])
@@ -50,7 +55,7 @@ def chromium():
 
 @pytest.fixture
 def look(chromium, tmp_path):
-    """A function that opens groups, or a page of tests/cases/pages.jsonl, in a browser.
+    """A function that opens groups, or a page of lab/tests/cases/pages.jsonl, in a browser.
 
     `change` alters the page's text first. No request may leave the page, and no error may come.
     """
@@ -124,7 +129,7 @@ def states_group():
     mask = torch.ones(4, 24, dtype=torch.bool)
     correct = torch.tensor([True, False, True, False])
     settings = Shear(window=8, stride=4, eps=0.3)
-    weighed = shear_weights(states, mask, correct, **shear_options(settings))
+    weighed = weigh(states, mask, correct, **vars(settings))
     spans = closest_by_rollout(weighed, mask, correct, settings)
     rows = []
     for number, score in enumerate([1, 0] * 2):
@@ -300,7 +305,7 @@ def test_controls_are_those_of_training(look):
     weights = look([rows]).evaluate("groups[0].map(row => row.weights)")
     assert [each["oracle"] for each in weights] == expected.tolist()
     assert all(each["grpo"] == [1] * 4 for each in weights)
-    scaled = GOOD_ROW | {"weights": {"grpo": [0.5, 0.5]}}  # by --negative-scale
+    scaled = GOOD_ROW | {"weights": {"grpo": [0.5, 0.5]}}  # by `scaled`
     assert look([[scaled]]).evaluate("groups[0][0].weights") == scaled["weights"]
 
 

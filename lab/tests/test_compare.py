@@ -8,29 +8,33 @@ import runpy
 import shutil
 from collections import Counter
 from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from builders.case_files import DOCS, cases
+from builders.case_files import DOCS, ROOT, cases
 from builders.commands import run_well, words_of
 from builders.runs import config_from
 from builders.small_models import save_model
 from scipy import stats
 
 import train
+from credit.rules import RULES
 from harness import files
-from harness.command import resolve
 from lab.studies import compare, figures
 from lab.studies.compare import Cell, Trial
 
-RECORDS = DOCS / "records"
+CASES = Path(__file__).with_name("cases")
+RECORDS = ROOT / "lab" / "records"
 SMALL = (
-    "--smoke --toy-lines 2 --toy-width 16 --max-tokens 8 --window 4 --stride 2 --eval-groups 2 --steps 1 "
-    "--warmup-steps 1 --threads 0"
+    "--use builders.alternating --toy-lines 2 --toy-width 16 --max-tokens 8 --window 4 --stride 2 --eval-groups 2 "
+    "--prompts-per-step 2 --steps 1 --warmup-steps 1 --threads 0"
 )
+LORA = "--use lab.tools.lora:rank=16"
 
 
 @pytest.fixture
@@ -72,7 +76,7 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed(tmp_path
     """
     lines = files.read_lines(RECORDS / "compare.jsonl")
     seeds = (100, 101)
-    cell = Cell("--steps 20", ["grpo", "position", "arca-lora: arca --lora-rank 16"])
+    cell = Cell("--steps 20", ["grpo", "position", f"arca-lora: arca {LORA}"])
     lines.append(lines[0] | {"stage": "tune", "cell": "--steps 3", "lr": 5e-5, "rewards": [0.9]})
     lines.append(lines[-2] | {"stage": "confirm", "seed": 77})
     rows = table(tmp_path, lines)
@@ -92,15 +96,26 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed(tmp_path
 
 def test_an_arm_is_a_method_or_a_name_and_a_command_line():
     """Its flags stand after the others', and none of them is one that all arms share."""
-    arm = "half: rlsd --method-option mix=.2 steps=20 --rescale mean1"
-    flags = "--steps 3 --method rlsd --method-option mix=.2 steps=20 --rescale mean1"
-    assert compare.settings_of(arm, ["--steps", "3"]) == resolve(config_from(flags.split()))
+    arm = "half: scaled --method-option of=rlsd negative=.5"
+    flags = "--steps 3 --method scaled --method-option of=rlsd negative=.5"
+    ours = compare.settings_of(arm, ["--steps", "3"])
+    assert ours == replace(config_from(flags.split()), use=("lab.fast",))
     assert compare.settings_of("oar-g", []).credit.method == "oar-g"
     assert compare.name_of(arm) == "half"
     assert compare.allowed_arms(["shear", arm], []) == ["grpo", "shear", arm]
     words = ["--model", "M", "--task", "math"]  # which has no reward model and no first error
     names = set(map(compare.name_of, compare.allowed_arms([], words)))
-    assert {"grpo", "shear-mean1", "dgpo-lora"} <= names and not {"prm", "oracle"} & names
+    assert {"grpo", "shear-mean1", "dgpo-lora"} <= names and not {"prm", "oracle", "dgpo"} & names
+
+
+@pytest.mark.parametrize("given", ["lab.fast", "lab.fast:race=no"])
+def test_arms_use_the_fast_functions_unless_they_say_which(given):
+    """What is given stays as it is, after or before other modules."""
+    for use, expected in {
+        "builders.alternating": ("lab.fast", "builders.alternating"),
+        f"builders.alternating {given}": ("builders.alternating", given),
+    }.items():
+        assert compare.settings_of(f"grpo: grpo --use {use}", []).use == expected
 
 
 def test_intervals_are_scipy_s():
@@ -114,7 +129,7 @@ def test_intervals_are_scipy_s():
 def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monkeypatch, capsys):
     """The file has rows of two stages, the table all columns; then nothing is left to run.
 
-    Evaluations have one noise and their step.
+    Evaluations have one noise and their step, and each trial prepares its rule.
     """
     noise = []
     steps = []
@@ -129,8 +144,11 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     monkeypatch.setattr(
         train, "evaluate", lambda run: steps.append(run.context.step) or evaluate(run)
     )
+    prepared = []
+    prepares = RULES["grpo"]._replace(prepare=lambda run: prepared.append(run.config.seed))
+    monkeypatch.setitem(RULES, "grpo", prepares)
     path = tmp_path / "rows.jsonl"
-    arm = "lora: arca --lora-rank 16 --dynamic-sampling 4"
+    arm = f"lora: arca {LORA} lab.tools.dynamic:rounds=4"
     command = [*words_of(SMALL, "--seeds 1 2 --tuning-seeds 7 --rows", path, "--arms"), arm]
     assert compare.main(command) == 0
     printed = capsys.readouterr().out
@@ -143,7 +161,7 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
             numbers.add((row["rule"], row["lr"], *row["rewards"]))
     assert numbers == {("grpo", 1e-4, 0.5), ("lora", 1e-3, 0.5)}
     assert set(noise) == {compare.seed_of(seed) for seed in (1, 2)}
-    assert steps == [0, 1] * 4
+    assert steps == [0, 1] * 4 and sorted(prepared) == [1, 2, 7]
     assert printed.count("\n") == 2 + 2
     assert compare.main(command) == 0
     assert capsys.readouterr().out == printed and files.read_lines(path) == rows
@@ -152,14 +170,14 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
 def test_trials_of_other_code_or_flags_are_not_added_to(tmp_path, assert_refused):
     """The file stays as it was; rows without a digest are not told apart."""
     path = tmp_path / "rows.jsonl"
-    row = {"rewards": [0.5], "code": compare.code_of("half: shear --negative-scale .5")}
+    row = {"rewards": [0.5], "code": compare.code_of("half: scaled --method-option negative=.5")}
     files.append_rows(path, [row | Trial("tune", "--steps 2", 100, "half", 1e-4)._asdict()])
     before = path.read_bytes()
-    flags = ["--rows", path, "--steps", "2", "--arms", "half: shear --negative-scale .4"]
+    flags = ["--rows", path, "--steps", "2", "--arms", "half: scaled --method-option negative=.4"]
     message = "has trials of half by other code or flags; give another file"
     assert_refused(compare.main, flags, message)
     assert path.read_bytes() == before
-    cell = Cell("--steps 2", ["half: shear --negative-scale .5"])
+    cell = Cell("--steps 2", ["half: scaled --method-option negative=.5"])
     compare.refuse_other_code(cell, path)
     files.write_rows(path, [files.read_lines(path)[0] | {"code": None}])
     compare.refuse_other_code(cell._replace(arms=["half: grpo"]), path)
@@ -167,15 +185,17 @@ def test_trials_of_other_code_or_flags_are_not_added_to(tmp_path, assert_refused
 
 def test_the_digest_is_of_all_code(tmp_path):
     """Code in a folder of a folder counts, and so do the arm's flags; tests and pages do not."""
-    for name in ("train.py", "grading/inside/jail.py", "tests/test_x.py", "lab/studies/compare.py"):
+    code = "train.py", "grading/inside/jail.py", "lab/rules/oar.py"
+    others = "tests/test_x.py", "lab/studies/compare.py"
+    for name in (*code, *others):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("")
-    digests = [compare.code_of(arm, tmp_path) for arm in ("grpo", "grpo: grpo --rescale mean1")]
-    for name in ("tests/test_x.py", "train.py", "grading/inside/jail.py"):
+    digests = [compare.code_of(arm, tmp_path) for arm in ("grpo: grpo --clip-low .1", "grpo")]
+    for name in (*others, *code):
         (tmp_path / name).write_text("1")
         digests.append(compare.code_of("grpo", tmp_path))
-    assert digests[2] == digests[0] and len(set(digests)) == 4
+    assert digests[1] == digests[2] == digests[3] and len(set(digests)) == 5
 
 
 def test_a_start_of_another_task_is_refused(tmp_path, in_this_process, assert_refused, tiny):
@@ -251,19 +271,21 @@ def test_a_page_has_what_its_script_prints(page, tmp_path, monkeypatch, capsys):
     """
     script = {"results": "default_runs"}.get(page, page.replace("-", "_"))
     monkeypatch.setattr("sys.argv", [script])
-    shutil.copytree(RECORDS, tmp_path / "records", ignore=shutil.ignore_patterns("real*.svg"))
-    runpy.run_path(str(tmp_path / "records" / f"{script}.py"))
+    records = tmp_path / "lab" / "records"
+    shutil.copytree(RECORDS, records, ignore=shutil.ignore_patterns("real*.svg"))
+    (tmp_path / "docs").mkdir()
+    runpy.run_path(str(records / f"{script}.py"))
     printed = capsys.readouterr().out
     rows = re.findall(r"(?m)^\|.*$", (RECORDS / f"{page}.md").read_text(encoding="utf-8"))
     assert len(rows) > 9 and not [row for row in rows if f"\n{row}" not in "\n" + printed]
     if page == "real-weights":
-        drawn = tmp_path / "records" / "real-weights-curves.svg"
+        drawn = records / "real-weights-curves.svg"
         assert "prefers-color-scheme:dark" in drawn.read_text(encoding="utf-8")
-        runpy.run_path(str(tmp_path / "records" / "steps_picture.py"))  # README's picture
-        assert (tmp_path / "steps.svg").read_text() == (DOCS / "steps.svg").read_text()
+        runpy.run_path(str(records / "steps_picture.py"))  # README's picture
+        assert (tmp_path / "docs" / "steps.svg").read_text() == (DOCS / "steps.svg").read_text()
 
 
-@pytest.mark.parametrize("case", cases("study_refusals.csv"))
+@pytest.mark.parametrize("case", cases("study_refusals.csv", CASES))
 def test_bad_input_is_one_sentence_before_anything_is_made(
     case, tmp_path, monkeypatch, assert_refused
 ):

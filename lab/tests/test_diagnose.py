@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 from itertools import chain, product
 from operator import itemgetter
+from pathlib import Path
 from unittest.mock import Mock
 from xml.etree import ElementTree
 
@@ -18,23 +19,25 @@ from builders.case_files import cases
 from builders.commands import DIAGNOSE_FLAGS, interrupt, run_well, words_of
 from builders.runs import run_of
 from builders.stand_ins import replace_sampler
-from credit.table import METHODS, Need, methods_needing
 from scipy.stats import spearmanr
 
 from credit.measures import around, peak, shares_by_part
+from credit.rules import RULES
 from credit.settings import Shear
 from grpo import Policy, Rollouts, rollout, score
 from harness import files, models
 from harness.config import PAPER_RECIPE, with_values
-from lab.studies import diagnose, figures, page, prefixes
-from lab.studies.advantages import changes_of, jackknife_half, measure_place
+from lab.studies import diagnose, figures, prefixes
+from lab.studies.advantages import jackknife_half, measure_place
+from lab.studies.needs import MADE, WITH_ADAPTER
 from lab.studies.prefixes import SPANS, Prefixes
-from lab.tools import teacher
+from lab.tools import page, teacher
 from rewards import Verdict
 from tasks import toy
 from tasks.errors import BadInput
 from tasks.problems import Task
 
+CASES = Path(__file__).with_name("cases")
 TEXT = "Step {0}: so it is {0}.\n\nTherefore \\boxed{{{0}}}."
 FIGURES = {"fig_1a", "fig_1b", "fig_3", "fig_9", "fig_10"}
 
@@ -62,7 +65,7 @@ def table(rows: list[tuple]) -> pd.DataFrame:
 
 def spans_of(figure: str) -> pd.DataFrame:
     """The table of a figure's written-out spans."""
-    rows = [list(case.values()) for case in cases("spans.csv") if case["figure"] == figure]
+    rows = [list(case.values()) for case in cases("spans.csv", CASES) if case["figure"] == figure]
     return table(np.array(rows)[:, 1:].astype(float))
 
 
@@ -222,12 +225,6 @@ def test_an_auc_s_interval_is_the_jackknife_s():
     assert np.isnan(jackknife_half(pd.Series([0.5])))
 
 
-def test_a_changed_setting_leaves_the_given_options():
-    """SHEAR with `pool=mean` has it with every other distance, too."""
-    credit, _ = changes_of(Shear(), ("pool=mean",))["distance mmd"]
-    assert credit.method_option == ("pool=mean", "distance=mmd")
-
-
 def test_shares_of_weight_before_on_and_after_the_step():
     """Rollouts that do not count have none, nor has padding."""
     weights = torch.tensor([[1, 2, 3, 4], [1, 1, 8, 9], [9, 9, 9, 9]]).float()
@@ -337,7 +334,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     torch.testing.assert_close(batch.log_probs, scores.log_probs)
     unsure = replace(group, scores=[None, 0.0], ends=[[2], []])  # no verdict, no row
     closest = [[Mock(distance=0.1), Mock(distance=0.2)], [Mock(distance=0.4)]]
-    spans = prefixes.span_table([found, unsure], [Mock(closest=closest)] * 2)
+    spans = prefixes.span_table([found, unsure], [closest] * 2)
     rows = spans[["success", "distance", "right", "end"]].itertuples(index=False, name=None)
     assert list(rows) == [(1.5, 0.1, 1, 2), (5.5, 0.2, 1, 4), (3.5, 0.4, 0, 2)]
 
@@ -378,11 +375,11 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     assert "left out: arca" in printed and "-0.06 / -0.23" in printed
     methods = results["methods"]
     assert methods["oracle"]["auc_step"] == 1 and methods["grpo"]["peak"] is None
-    assert set(methods) == set(METHODS) - methods_needing(Need.ADAPTER)
+    assert set(methods) == set(RULES) - WITH_ADAPTER - MADE
     after = [each["weight_after"] for each in results["settings"].values()]
     assert len(set(after)) == len(after)  # every change has an effect
     run_well(page, tmp_path)  # the command that its last line names
-    assert printed.endswith(f"next: python -m lab.studies.page {tmp_path}\n")
+    assert printed.endswith(f"next: python -m lab.tools.page {tmp_path}\n")
     rows = files.read_lines(tmp_path / "samples.jsonl")
     assert [row["score"] for row in rows] == list(
         chain.from_iterable(group.scores for group in mixed)
@@ -465,7 +462,7 @@ def test_a_start_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
     flags = words_of(DIAGNOSE_FLAGS, "--warmup-steps 1 --groups 1 --out", tmp_path)
     warm_up = Mock(wraps=toy.warm_up)
     monkeypatch.setattr(toy, "warm_up", warm_up)
-    monkeypatch.setattr(diagnose, "own_prm", interrupt)
+    monkeypatch.setattr(diagnose, "load_for", interrupt)
     with monkeypatch.context() as cut:
         cut.setattr(toy.make_tokenizer().__class__, "save_pretrained", interrupt)
         assert diagnose.main(flags) == 130 and warm_up.call_count == 1

@@ -51,7 +51,7 @@ def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatc
     that are read once. A cache that cannot drop rows takes transformers' loop. Models that can pack
     do.
     """
-    monkeypatch.setattr(fast.generate, "SHORT", 0)
+    monkeypatch.setattr("lab.fast.generate.SHORT", 0)
     model = family_model(family, **options)
     packing_of(model)
     inputs = [part[torch.arange(4).repeat_interleave(3)] for part in random_prompts([3, 9, 1, 6])]

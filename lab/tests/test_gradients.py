@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from builders.commands import words_of
-from builders.runs import ALONE, config_from, sharded
+from builders.runs import ALONE, sharded
 from scipy import stats
 from torch.nn.functional import cosine_similarity
 
@@ -14,14 +14,14 @@ from harness.files import read_lines
 from harness.load import load_run
 from lab.studies import gradients
 
-# verdicts alternate
-SIZES = "--smoke --toy-lines 1 --toy-width 16 --prompts-per-step 4 --prompts-per-update 4"
+SIZES = "--use builders.alternating --toy-lines 1 --toy-width 16 --warmup-steps 1 --heldout 8 --eval-groups 2"
+SIZES += " --prompts-per-step 4 --prompts-per-update 4"
 
 
 @pytest.fixture(scope="module")
 def run():
     """A run of an untaught model."""
-    return load_run(config_from(words_of(SIZES)), ALONE)
+    return load_run(gradients.settings_of_run(words_of(SIZES)), ALONE)
 
 
 @pytest.mark.parametrize("method", ["grpo", "shear", "first"])
@@ -81,11 +81,11 @@ def test_statistics_have_no_bias():
     assert gradients.cosines(clean[1], mean).tolist() == pytest.approx([0.6] * 3)
 
 
-def test_the_command_writes_a_row_per_arm(tmp_path, capsys):
-    """D is paired by batch; an arm with the flags of another model is refused."""
+def test_the_command_writes_a_row_per_arm(tmp_path, capsys, assert_refused):
+    """D is paired by batch; an adapter is refused, of an arm or of all."""
     rows = tmp_path / "rows.jsonl"
     words = words_of(SIZES, "--batches 3 --reference 2 --rows", rows)
-    arms = ["--arms", "shear", "less: grpo --negative-scale .5"]
+    arms = ["--arms", "shear", "less: scaled --method-option negative=.5"]
     gradients.main([*words, *arms])
     printed = capsys.readouterr().out
     found = read_lines(rows)
@@ -93,7 +93,9 @@ def test_the_command_writes_a_row_per_arm(tmp_path, capsys):
     assert all(abs(row["cos"]) <= 1 and row["half"] >= 0 for row in found)
     assert "| grpo " in printed and "| +0.000 | 0.000 |" in printed
     assert rows.with_suffix(".svg").exists()
-    assert gradients.main([*words, "--arms", "lora: grpo --lora-rank 2"]) == 2
-    assert (
-        "--arms lora: grpo --lora-rank 2: may have flags of credit alone" in capsys.readouterr().err
-    )
+    lora = "--use lab.tools.lora:rank=2"
+    arm = f"lora: grpo {lora}"
+    message = f"--arms {arm}: may have flags of credit alone"
+    assert_refused(gradients.main, [*words, "--arms", arm], message)
+    message = "lab.tools.lora:rank=2: one trains an adapter; leave it out"
+    assert_refused(gradients.main, [*words, *lora.split()], message)

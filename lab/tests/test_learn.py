@@ -14,21 +14,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.learn import exercises, hunt
+from lab.learn import check, exercises, hunt
 from shear import span_bounds
 
 
 def test_empty_exercises_fail_and_the_root_s_functions_pass(capsys, monkeypatch):
     """Each exercise has a check, which its stub fails and the root's function passes."""
-    assert learn.check.main([]) == 1
+    assert check.main([]) == 1
     printed = capsys.readouterr().out
     assert printed.count("not written yet") == 5 and "0 of 5 right" in printed
-    assert learn.check.main(["span_bounds", "--hint"]) == 1
+    assert check.main(["span_bounds", "--hint"]) == 1
     assert "hint: Walk" in capsys.readouterr().out
-    for name, exercise in learn.check.EXERCISES.items():
+    for name, exercise in check.EXERCISES.items():
         assert hasattr(exercises, name)
         monkeypatch.setattr(exercises, name, exercise.solution)
-    assert learn.check.main([]) == 0
+    assert check.main([]) == 0
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_empty_exercises_fail_and_the_root_s_functions_pass(capsys, monkeypatch)
 )  # fmt: skip
 def test_a_wrong_solution_is_told_where_it_differs(name, wrong, words):
     """The checker rejects a plausible mistake, and shows the values that differ."""
-    is_right, sentence = learn.check.assess(name, wrong)
+    is_right, sentence = check.assess(name, wrong)
     assert not is_right and words in sentence, sentence
 
 
@@ -60,7 +60,10 @@ def test_a_mistake_is_one_change_of_a_copy(tmp_path, monkeypatch, capsys):
     hunt.main(["8"])
     compared = filecmp.dircmp(hunt.ROOT, "hunts/8")
     assert compared.diff_files == ["shear.py"] and not compared.right_only
-    assert {"train.py", "credit", "tasks"} <= {*compared.common} and "learn" in compared.left_only
+    assert {"train.py", "credit", "tasks", "lab"} <= {*compared.common}
+    assert {"learn", "tests"} <= {
+        *compared.subdirs["lab"].left_only
+    } and "tests" in compared.left_only
     capsys.readouterr()
     hunt.main(["8"])
     assert hunt.MISTAKES[7].symptom in capsys.readouterr().out
@@ -85,7 +88,7 @@ def test_an_answer_s_command_fails_on_the_copy_until_it_is_mended(tmp_path, monk
 
 def test_the_example_of_the_page_prints_what_the_page_says(capsys):
     """The example of docs/learn.md runs, and the page shows its output."""
-    page = (hunt.ROOT / "docs" / "lab.learn.md").read_text(encoding="utf-8")
+    page = (hunt.ROOT / "docs" / "learn.md").read_text(encoding="utf-8")
     code, said = re.search(r"```python\n(.*?)```\n\n(.*?)\n\n", page, re.S).groups()
     exec(code, {})
     printed = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The notebooks in docs/: their cells run in order, on a smaller task."""
+"""The notebooks in lab/learn/: their cells run in order, on a smaller task."""
 
 import json
 import sys
@@ -6,8 +6,9 @@ import sys
 import matplotlib
 import matplotlib.pyplot as plt
 import pytest
-from builders.case_files import DOCS
+from builders.case_files import ROOT
 
+LEARN = ROOT / "lab" / "learn"
 SMALLER = {
     "LINES, WARMUP = 4, 500": "LINES, WARMUP = 1, 100",
     "LINES, WARMUP, STEPS = 4, 600, 16": "LINES, WARMUP, STEPS = 1, 60, 1",
@@ -17,17 +18,17 @@ SMALLER = {
 
 @pytest.fixture(scope="module", params=["shear", "ladder"])
 def cells(request):
-    notebook = json.loads((DOCS / f"{request.param}.ipynb").read_text(encoding="utf-8"))
+    notebook = json.loads((LEARN / f"{request.param}.ipynb").read_text(encoding="utf-8"))
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
 def test_its_cells_run(cells, monkeypatch, capsys):
-    """They run from docs/, as Jupyter runs them.
+    """They run from their folder, as Jupyter runs them.
 
     The cells themselves compare their weights with `shear_weights`.
     """
     matplotlib.use("Agg")
-    monkeypatch.chdir(DOCS)
+    monkeypatch.chdir(LEARN)
     monkeypatch.setattr(sys, "path", [*sys.path])
     names = {}
     smaller = 0

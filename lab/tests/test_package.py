@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from builders.case_files import DOCS, WITHOUT_LINUX
+from builders.case_files import DOCS, ROOT, WITHOUT_LINUX
 from transformers import GenerationConfig
 
 import shear
@@ -23,7 +23,6 @@ pytest.importorskip(
     reason="setuptools >= 77, which builds the wheel, is not installed",
 )
 
-ROOT = Path(__file__).parents[1]
 MODULES = [
     "__init__",
     "distances",
@@ -92,10 +91,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     names = {part.name for part in package.iterdir()}
     assert names == {"py.typed", *(f"{module}.py" for module in MODULES)}
     metadata = (about / "METADATA").read_text()
-    for line in (ROOT / "requirements.txt").read_text().splitlines():  # the extra "dev"
-        assert line.startswith("#") or re.search(
-            rf'Requires-Dist: {re.escape(line)}; extra == "dev"', metadata
-        )
+    for file in ROOT / "requirements.txt", *ROOT.glob("lab/requirements.txt"):  # the extra "dev"
+        for line in re.findall(r"(?m)^[^#\s]+", file.read_text()):
+            assert f'Requires-Dist: {line}; extra == "dev"' in metadata
     needed = re.findall(r"^Requires-Dist: (\S+)(?!.*extra)", metadata, flags=re.M)
     assert (
         "[verl.plugins]\nshear = shear_credit.verl_shear\n"
@@ -103,6 +101,13 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     )
     assert [name.split(">")[0] for name in needed] == ["torch"]
     assert f"\nVersion: {shear_credit.__version__}\n" in metadata
+
+
+def test_a_clone_without_the_lab_says_what_the_package_needs(sources, tmp_path):
+    """The sentence is the last line of what is printed."""
+    shutil.copytree(sources, tmp_path / "core", ignore=shutil.ignore_patterns("lab"))
+    ended = build("wheel", tmp_path / "core")
+    assert ended.returncode and "files of lab/, which is missing" in ended.stderr.splitlines()[-1]
 
 
 def test_an_editable_install_is_refused_in_a_sentence(sources):

@@ -1,4 +1,4 @@
-"""harness/page.py: the page holds what it was given, and hostile text stays text.
+"""lab/tools/page.py: the page holds what it was given, and hostile text stays text.
 
 `test_browser.py` looks at it in a browser.
 """
@@ -10,13 +10,13 @@ import math
 import re
 
 import pytest
-from builders.commands import run_well
+from builders.commands import RUN_FLAGS, run_well
 from builders.pages import GOOD_ROW, HOSTILE, long_group, page_row
 from builders.runs import config_from
 
+import train
 from harness import files
 from harness.folder import write_config
-from lab.studies import page as command
 from lab.tools import page
 
 
@@ -94,7 +94,7 @@ def test_neighbouring_rows_of_one_step_are_a_group(tmp_path):
     with path.open("a") as file:
         file.write('{"step": 3, "prob')
     assert page.read_groups(tmp_path) == [rows[:2], rows[2:4], rows[4:5], rows[5:]]
-    run_well(command, tmp_path)
+    run_well(page, tmp_path)
     assert data_of((tmp_path / "credit.html").read_text())[0][0]["tokens"] == ["0"]
     assert {path.name for path in tmp_path.iterdir()} == {"credit.html", "samples.jsonl"}
 
@@ -122,10 +122,55 @@ def test_before_and_after_are_one_group(tmp_path, monkeypatch):
     assert [row["spans"][0][3] for row in both] == [1, 0, 3, 2] and "when" not in samples[0]
     files.write_json(tmp_path / "config.json", {"task": "embedded", "toy_lines": 1})
     opened = []
-    monkeypatch.setattr(command.webbrowser, "open", opened.append)
-    run_well(command, tmp_path, "--open")
+    monkeypatch.setattr(page.webbrowser, "open", opened.append)
+    run_well(page, tmp_path, "--open")
     assert opened == [(tmp_path / "credit.html").as_uri()]
     assert "all arithmetic is mod 10" in (tmp_path / "credit.html").read_text()
+
+
+@pytest.mark.parametrize("fast", ["before", "after", "without"])
+def test_a_run_records_the_spans_that_its_weights_come_from(fast, tmp_path):
+    """A token's weight is the largest distance of the spans over it, whatever finds the closest.
+
+    The page has them of each step's first group with both sides; that closest span is on the other
+    side.
+    """
+    modules = {
+        "before": "lab.fast lab.tools.page",
+        "after": "lab.tools.page lab.fast",
+        "without": "lab.tools.page",
+    }
+    flags = "--steps 2 --warmup-steps 1 --toy-width 16 --window 4 --stride 2 --keep-samples"
+    use = ["--use builders.alternating", modules[fast]]
+    run_well(train, RUN_FLAGS, flags, use, "--out", tmp_path, "--name run")
+    run_well(page, tmp_path / "run")
+    groups = data_of((tmp_path / "run" / "credit.html").read_text())
+    with_spans = [group for group in groups if "spans" in group[0]]
+    assert [group[0]["step"] for group in with_spans] == [1, 2] and len(groups) == 1 + 2 * 4
+    for group in with_spans:
+        scores = [row["score"] for row in group]
+        for row in group:
+            for token, weight in enumerate(row["weights"]["shear"]):
+                over = [span for span in row["spans"] if span[0] <= token < span[1]]
+                assert max(span[2] for span in over) == pytest.approx(weight, abs=1e-4)
+            for _, _, _, other, start, end in row["spans"]:
+                assert scores[other] != row["score"]
+                assert 0 <= start < end <= len(group[other]["tokens"])
+
+
+def test_spans_are_those_of_the_first_group_with_both_sides(tmp_path):
+    """A rollout without a verdict makes no side; spans of other rollouts are not shown."""
+    rows = []
+    for problem, scores in {"1": [1.0, None], "2": [1.0, 0.0], "3": [1.0, 0.0]}.items():
+        rows += [page_row(["a"], [1.0], problem=problem, score=score) for score in scores]
+    files.append_rows(tmp_path / "samples.jsonl", rows)
+    spans = [[[0, 1, 1.0, 1, 0, 1]], [[0, 1, 1.0, 0, 0, 1]]]
+    for recorded, expected in {1: spans[0], 2: None}.items():  # the second: a token too many
+        spans[0][0][1] = recorded
+        files.write_rows(tmp_path / "spans.jsonl", [{"step": 1, "spans": spans}])
+        groups = page.read_groups(tmp_path)
+        shown = [[row.get("spans") for row in group] for group in groups]
+        assert shown[0] == shown[2] == [None, None] and shown[1][0] == expected
 
 
 @pytest.mark.parametrize(
@@ -135,15 +180,15 @@ def test_before_and_after_are_one_group(tmp_path, monkeypatch):
         ("--window 100 --stride 25 --eps .1", "0.461"),
         ("--eps 4 --eps-unit raw", ""),  # over a nbar that differs by group
         ("--method grpo", ""),
-        ("--method-option reading=cost", ""),
-        ("--rescale mean1", ""),
+        ("--method shear-cost", ""),
+        ("--method scaled --method-option of=shear mean1=yes", ""),
     ],
 )
 def test_the_floor_is_the_weight_of_equal_spans(flags, floor, tmp_path):
     """The floor is eps ln(window) whatever the smallest weight is, and absent where unknown."""
     files.append_rows(tmp_path / "samples.jsonl", [page_row(["a", "b"], [0.344, 1.0])])
     write_config(config_from(flags.split()), tmp_path)
-    run_well(command, tmp_path)
+    run_well(page, tmp_path)
     (note,) = re.findall(r"<i>floor</i>(.*)", (tmp_path / "credit.html").read_text())
     assert note == (f" ({floor}: even equal spans keep a distance)" if floor else "")
 
@@ -156,5 +201,5 @@ def test_bad_samples_are_one_sentence(tmp_path, assert_refused, content):
     if content is not None:
         source.write_bytes(content)
     out.write_text("old")
-    assert_refused(command.main, [tmp_path], str(source))
+    assert_refused(page.main, [tmp_path], str(source))
     assert out.read_text() == "old" and len(list(tmp_path.iterdir())) == 1 + source.exists()

@@ -12,11 +12,11 @@ from unittest.mock import Mock, patch
 
 import pytest
 import torch
-from builders.case_files import DOCS
+from builders.case_files import DOCS, ROOT
 from builders.processes import on_two
 from pandas import read_parquet
 
-pytest.importorskip("trl", reason="TRL is not installed: pip install -r requirements.txt")
+pytest.importorskip("trl", reason="TRL is not installed: pip install -r lab/requirements.txt")
 
 import trl_runs
 from trl import GRPOTrainer
@@ -131,7 +131,7 @@ def test_the_file_of_the_docs_runs(taught, tmp_path, monkeypatch):
     text = (DOCS / "scaling.md").read_text(encoding="utf-8")
     (program,) = re.findall(r"```python\n(from datasets.*?)```", text, re.S)
     assert sum(map(bool, program.split("\n"))) <= 12
-    program = program.replace("Qwen/Qwen2.5-0.5B", taught).replace("shear_credit", "integrations")
+    program = program.replace("Qwen/Qwen2.5-0.5B", taught).replace("shear_credit", "lab.bridges")
     program = program.replace(
         "64, report_to", "4, max_steps=1, use_cpu=True, bf16=False, save_strategy='no', report_to"
     )
@@ -228,7 +228,7 @@ def test_the_command_trains_by_its_flags(monkeypatch):
     trainer = Mock()
     monkeypatch.setattr(train_trl, "ShearGRPOTrainer", trainer)
     monkeypatch.setattr(train_trl.toy, "warm_up", Mock())
-    file = str(DOCS.parent / "integrations" / "toy.yaml")
+    file = str(ROOT / "lab" / "bridges" / "toy.yaml")
     flags = ["--config", file, "--window", "7", "--max_steps", "3"]
     monkeypatch.setattr("sys.argv", ["train_trl", *flags])
     train_trl.main()

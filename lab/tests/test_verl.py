@@ -403,8 +403,8 @@ def test_main_ppo_takes_two_steps(tmp_path):
     Dataset.from_list(rows).to_parquet(tmp_path / "problems.parquet")
     (tmp_path / "reward.py").write_text(REWARD)
     here = Path(__file__).parent
-    modules = {"VERL_USE_EXTERNAL_MODULES": "verl_cpu,verl_hf,integrations.verl_shear"}
-    environment = os.environ | modules | {"PYTHONPATH": f"{here.parent}:{here}"}
+    modules = {"VERL_USE_EXTERNAL_MODULES": "verl_cpu,verl_hf,lab.bridges.verl_shear"}
+    environment = os.environ | modules | {"PYTHONPATH": f"{here.parents[1]}:{here}"}
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *MAIN.split()]
     streams = dict(capture_output=True, text=True, timeout=900)
     ended = subprocess.run(command, cwd=tmp_path, env=environment, **streams)

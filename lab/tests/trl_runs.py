@@ -1,8 +1,8 @@
 """Runs of TRL's trainer and of ours, on one process and on two.
 
-`tests/test_trl.py` has a few of them; all, on CPUs:
+`lab/tests/test_trl.py` has a few of them; all, on CPUs:
 
-    PYTHONPATH=. python tests/trl_runs.py
+    PYTHONPATH=.:tests python lab/tests/trl_runs.py
 
 prints, for each case, what differs to the bit between TRL's trainer and ours with weights of 1, and
 between SHEAR's weights in TRL and those of `credit`. DeepSpeed's ZeRO-3 is among the cases if

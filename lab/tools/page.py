@@ -20,12 +20,13 @@ to one held-out problem before and after training (before.jsonl, after.jsonl) st
 The page is `page.html` with its placeholders filled: one file that loads nothing. Responses of
 models are treated as hostile. The page holds them as JSON without <, > and &; its script makes text
 nodes and attributes of them, never markup; a Content-Security-Policy admits only the file's own
-script and style, by their hashes, which stand in page.html and which tests/test_page.py computes.
+script and style, by their hashes, which stand in page.html and which lab/tests/test_page.py
+computes.
 Only the group that is shown is built.
 
 Left out: `response`, because weights belong to tokens (a character split over several tokens
 therefore shows as replacement marks), and `tests`, which can be large. Averages over a whole run
-are in `harness/log.py` and `credit/measures.py`.
+are in `lab/tools/curve.py` and `credit/measures.py`.
 """
 
 import html
@@ -74,11 +75,13 @@ class Recorder:
         self.parts_sample = parts.sample
         self.parts_closest: ClosestHook = closest_spans
         self.hooks = parts.hooks
-        self.run: Run | None = None  # of the step whose spans are not written yet
+        self.run: Run | None = None  # while the spans of its step are not written yet
+        self.step = 0
 
     def sample(self, run: "Run", step: int, *clock: object) -> tuple:
         """A step's problems, rollouts and verdicts."""
         self.run = run if run.ranks.main else None
+        self.step = step
         if self.hooks.get("closest") != self.closest:  # now all modules of --use have been called
             self.parts_closest = self.hooks.get("closest", closest_spans)
             self.hooks["closest"] = self.closest
@@ -89,13 +92,13 @@ class Recorder:
     ) -> Closest:
         """The closest spans of a group, which are written if they are the step's first."""
         closest = self.parts_closest(costs, right, wrong, eps, **solver)
-        if self.run:
+        if self.run and self.run.context.step == self.step:  # it is no evaluation after the step
             mask = right.mask | wrong.mask  # (G, T)
             nbar = mean_norm(torch.cat([right.states, wrong.states]))
             weighed = Weighed(mask.float(), nbar, closest)
             correct = right.mask.any(1)  # (G,)
             spans = closest_by_rollout(weighed, mask, correct, self.run.config.shear)
-            row = {"step": self.run.context.step + 1, "spans": spans}
+            row = {"step": self.step + 1, "spans": spans}
             append_rows(self.run.folder / "spans.jsonl", [row])
             self.run = None
         return closest
@@ -174,7 +177,7 @@ def add_spans(groups: list[list[dict]], recorded: list[dict]) -> None:
     """Give the rows of each step's first group with both sides their spans, if they are of them."""
     spans_of = {row["step"]: row["spans"] for row in recorded}
     for group in groups:
-        scores = [row["score"] or 0.0 for row in group]
+        scores = [row["score"] for row in group if row["score"] is not None] or [0.0]
         if max(scores) > 0.5 >= min(scores):
             spans = spans_of.pop(group[0].get("step"), [])
             ends = [max((span[1] for span in of_row), default=0) for of_row in spans]
