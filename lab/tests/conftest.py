@@ -1,3 +1,24 @@
 """The fixtures of all tests of the lab, which are those of the core's."""
 
 from builders.fixtures import *  # noqa: F403 - pytest finds fixtures here
+
+from dataclasses import replace
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def scored_once():
+    """The batch of `crediting.worked_responses`."""
+    from crediting import worked_responses
+
+    return worked_responses()
+
+
+@pytest.fixture
+def told(scored_once, monkeypatch):
+    """This batch, of which nothing is logged yet, with a process reward model."""
+    from crediting import score_lines
+
+    monkeypatch.setattr("lab.tools.reward_model.score_steps", score_lines)
+    return replace(scored_once, stats={})

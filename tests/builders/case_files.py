@@ -1,4 +1,4 @@
-"""Places of the repository, and the tables of tests/cases, which can test other programs, too."""
+"""Places of the repository, and its tables of cases, which can test other programs, too."""
 
 import re
 from pathlib import Path
@@ -7,17 +7,18 @@ from tasks.rows import read_rows
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+CASES = ROOT / "tests" / "cases"
 WITHOUT_LINUX = ROOT / "tests" / "without_linux"  # on PYTHONPATH, it makes believe another system
 
 
 def text_of(name: str) -> str:
     """A file of tests/cases: what is printed, to the letter."""
-    return (ROOT / "tests" / "cases" / name).read_text(encoding="utf-8")
+    return (CASES / name).read_text(encoding="utf-8")
 
 
-def cases(name: str) -> list[dict]:
-    """The rows of a file of tests/cases, which other graders can be tested with, too."""
-    return list(read_rows(ROOT / "tests" / "cases" / name))
+def cases(name: str, folder: Path = CASES) -> list[dict]:
+    """The rows of a file of tests/cases, or of another folder."""
+    return list(read_rows(folder / name))
 
 
 def rows_of_text(text: str) -> list[list[str]]:
