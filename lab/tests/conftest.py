@@ -1,10 +1,9 @@
-"""The fixtures of all tests of the lab, which are those of the core's."""
-
-from builders.fixtures import *  # noqa: F403 - pytest finds fixtures here
+"""The fixtures of all tests of the lab, which are those of the core's, and a scored batch."""
 
 from dataclasses import replace
 
 import pytest
+from builders.fixtures import *  # noqa: F403 - pytest finds fixtures here
 
 
 @pytest.fixture(scope="session")

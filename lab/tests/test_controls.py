@@ -1,4 +1,4 @@
-"""Controls, and credit where a wrong rollout departs, against written-out numbers and slow loops."""
+"""Controls and `first`, against written-out numbers and slow loops."""
 
 import functools
 import math

@@ -122,7 +122,7 @@ def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told):
 
 @pytest.mark.parametrize(("tau", "kappa"), [(0.5, 1.0), (0.02, 0.5), (0.1, 0.0)])
 def test_dgpo_against_a_loop_by_its_formula(told, tau, kappa):
-    """Token by token: whole distributions, the start's by a model without an adapter, and a softmax.
+    """Token by token: whole distributions, the start's by a model without adapter, and a softmax.
 
     All of it is in float64. The sum of a rollout is T A, and at kappa 0 entropies do not count.
     """

@@ -289,7 +289,7 @@ def test_forbidden_prompts_are_not_demonstrated():
 
 
 def test_a_resumed_run_is_not_taught_another_reward_model(tmp_path):
-    """Its model does not have the lessons yet that the first one was made from: `prm/` must be there."""
+    """`prm/` must be there: its model lacks the lessons that the first one was made from."""
     task = Task("embedded", [], [], None, None)
     run = run_of(recipe_with(task="embedded", resume="a run"), task, torch.nn.Identity(), None)
     run.folder = tmp_path
