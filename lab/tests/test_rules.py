@@ -13,7 +13,7 @@ from builders.commands import words_of
 from builders.near import assert_near
 from builders.processes import on_two
 from builders.rollouts import pad_more
-from builders.runs import ALONE, config_from
+from builders.runs import ALONE, config_from, recipe_with, run_of
 from builders.small_models import save_model
 from crediting import assign, with_rewards
 from torch.testing import assert_close
@@ -25,6 +25,8 @@ from grpo import score, to_padded
 from harness.load import load_run
 from lab.rules import adapter, prm
 from lab.tools import teacher
+from tasks.errors import BadInput
+from tasks.problems import Task
 
 LAB_CASES = Path(__file__).parent / "cases"
 WITH_ADAPTER = {name for name in RULES if RULES[name].prepare is adapter.needs_adapter}
@@ -217,6 +219,15 @@ def test_a_rule_that_lacks_what_it_needs_is_refused(case, assert_refused, qwen_f
     words = words_of(flags, "--out", tmp_path, "--name mine")
     assert_refused(train.main, words, case["words"])
     assert not (tmp_path / "mine" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("rule", ["oar-g", "oar-p", "prm", "finepo", "pure", "rlsd"])
+def test_rules_that_need_a_box_are_refused_for_programs(rule, tiny):
+    """They would give A to every token, or score what is no step."""
+    task = Task("code", [], [], None, None, reference="tests")
+    run = run_of(recipe_with(method=rule), task, tiny[0], tiny[1])
+    with pytest.raises(BadInput, match=f"--method {rule}: needs an answer in a box, and programs"):
+        train.prepare_rule(run)
 
 
 def refused_on_rank(folder: Path, flags: str) -> None:
