@@ -9,4 +9,4 @@ for name, entry in RULES.items():
     print(f"{name}: {entry.about}")
     for option in inspect.signature(entry.credit).parameters.values():
         if option.kind is option.KEYWORD_ONLY:
-            print(f"    {option.name}={option.default}")
+            print(f"    {option}")

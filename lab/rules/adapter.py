@@ -1,4 +1,4 @@
-"""Credit by how far a LoRA adapter moves the policy: needs `--use lab.tools.lora`."""
+"""Credit by how far a LoRA adapter (`--use lab.tools.lora`) moves the policy."""
 
 import math
 from typing import TYPE_CHECKING
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 def needs_adapter(run: "Run", **options: object) -> None:
     """Raise BadInput without `--use lab.tools.lora`."""
     if not any(text.startswith("lab.tools.lora") for text in run.config.use):
-        raise BadInput(f"--method {run.config.credit.method}: needs --use lab.tools.lora")
+        raise BadInput(
+            f"--method {run.config.credit.method}: needs a LoRA adapter; add "
+            "--use lab.tools.lora:rank=16"
+        )
 
 
 @rule(

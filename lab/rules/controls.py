@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 def needs_first_errors(run: "Run", **options: object) -> None:
     """Raise BadInput if the run's task does not know first errors."""
     if not run.context.task.first_error:
-        raise BadInput(f"--method {run.config.credit.method}: --task does not know first errors")
+        raise BadInput(
+            f"--method {run.config.credit.method}: needs the true first error, which --task "
+            f"{run.config.task} does not know; choose another method"
+        )
 
 
 @rule("oracle", "control: credit only for the true first wrong step", prepare=needs_first_errors)
@@ -123,27 +126,39 @@ def shuffle(batch: Batch, context: Context) -> Tensor:
     return token_advantages
 
 
-def prepare_scaled(run: "Run", *, of: str = "grpo", **options: object) -> None:
-    """Prepare the other rule, with its default options; raises BadInput if it has none."""
-    prepare = find(of).prepare
-    if prepare:
-        prepare(run)
+def prepare_scaled(run: "Run", *, of: str = "grpo", mean1: bool = False, **options: object) -> None:
+    """Prepare the other rule with its default options; raises BadInput where it cannot be scaled.
+
+    With `mean1` it must have weights; and the loss must be a mean over all tokens.
+    """
+    inner = find(of)
+    if inner.drops_uncredited or (mean1 and not inner.weighs):
+        raise BadInput(
+            f"--method scaled: {of} has no weights, or counts tokens otherwise; choose another rule"
+        )
+    if inner.prepare:
+        inner.prepare(run)
 
 
+# The facts hold for any rule that is scaled, as the signs of some differ from A's.
 @rule(
     "scaled",
     "control: another rule, scaled (negative, mean1)",
     needs_states=True,
+    weighs=False,
     prepare=prepare_scaled,
 )
 def scaled(
     batch: Batch, context: Context, *, of: str = "grpo", negative: float = 1.0, mean1: bool = False
 ) -> Tensor:
-    """`negative` times the credit of wrong rollouts; with `mean1` by the group's mean weight 1."""
-    credit = find(of).credit(batch, context)  # (B, T)
-    credit = torch.where(batch.mask, credit, 0.0) * torch.where(
-        batch.correct[:, None], 1.0, negative
-    )
+    """The credit of the rule `of`, times `negative` in wrong rollouts: a control.
+
+    Rules differ in how much they punish. With `mean1` it is then divided by the mean weight of its
+    group, so that rules differ in direction and not in the size of the step; a group without any
+    weight stays as it is.
+    """
+    scale = torch.where(batch.correct[:, None], 1.0, negative)  # (B, 1)
+    credit = scale * torch.where(batch.mask, find(of).credit(batch, context), 0.0)  # (B, T)
     if mean1:
         counts = batch.mask & (batch.A != 0)  # (B, T)
         weights = effective_weights(credit, batch.advantages, batch.mask)  # (B, T)

@@ -13,7 +13,7 @@ from lab.tools.spans import closest_by_rollout
 
 @rule(
     "first",
-    "the same distances, but only where a wrong rollout first departs",
+    "shear's distances, but only where a wrong rollout first departs",
     needs_states=True,
 )
 def first(

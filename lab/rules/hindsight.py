@@ -12,37 +12,50 @@ finds the one-token form the noisiest. (Its default is the Jensen-Shannon diverg
 likeliest tokens, ratios cut at 2.) SDPO's teacher, a moving average of rate .05, is left out, too.
 """
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from credit.batch import Batch, Context
 from credit.rules import rule
-from grpo import pad_left
+from grpo import pad_left, token_ids
+from harness.models import context_of
+from lab.rules.oar import needs_box
 from tasks.errors import BadInput
 
 if TYPE_CHECKING:
     from harness.run import Run
 
 
-def fits(run: "Run", **options: object) -> None:
-    """Raise BadInput where a prompt with an answer or another response exceeds the context."""
+def fits_answer(run: "Run", **options: object) -> None:
+    """Raise BadInput for programs, or where a prompt that tells the answer leaves no room."""
+    needs_box(run)
+    check_room(run, run.context.task.informed, responses=1)
+
+
+def fits_peer(run: "Run", **options: object) -> None:
+    """Raise BadInput where a prompt that tells a response of the group leaves no room."""
+    check_room(run, partial(run.context.task.shown, response=""), responses=2)
+
+
+def check_room(run: "Run", tell: Callable[[dict], dict], responses: int) -> None:
+    """Raise BadInput where a prompt that tells more, with `responses`, exceeds the context."""
     context = run.context
-    responses = 2 * run.config.sampling.max_tokens
-    longest = max(context.task.train, key=lambda problem: len(problem["problem"]))
-    prompt = context.tokenizer(context.task.prompt(context.task.informed(longest)))["input_ids"]
-    most = getattr(context.policy.model.config, "max_position_embeddings", math.inf)
-    if len(prompt) + responses > most:
+    task = context.task
+    prompts = [task.prompt(tell(problem)) for problem in task.train + task.heldout]
+    longest = max(map(len, token_ids(context.tokenizer, prompts)))
+    most = context_of(context.policy.model)
+    if longest + responses * run.config.sampling.max_tokens > most:
         raise BadInput(
-            f"--method {run.config.credit.method}: a prompt of {len(prompt)} tokens and two "
-            f"responses exceed the model's context of {most}; lower --max-tokens"
+            f"--method {run.config.credit.method}: its prompt of {longest} tokens and {responses} "
+            f"response(s) of --max-tokens exceed the model's context of {most}; lower --max-tokens"
         )
 
 
-@rule("rlsd", "how much likelier the token becomes when the answer is known", prepare=fits)
+@rule("rlsd", "how much likelier the token becomes when the answer is known", prepare=fits_answer)
 def rlsd(
     batch: Batch, context: Context, *, mix: float = 0.5, steps: int = 50, bound: float = 0.2
 ) -> Tensor:
@@ -60,7 +73,7 @@ def rlsd(
 @rule(
     "serl",
     "how much likelier the token becomes after another right rollout is shown",
-    prepare=fits,
+    prepare=fits_peer,
 )
 def serl(
     batch: Batch, context: Context, *, mix: float = 0.5, steps: int = 50, bound: float = 0.2
@@ -98,7 +111,7 @@ def lean_on(
     "the log-ratio after another right rollout is shown",
     weighs=False,
     drops_uncredited=True,
-    prepare=fits,
+    prepare=fits_peer,
 )
 def sdpo(batch: Batch, context: Context, *, mix: float = 0.0) -> Tensor:
     """A_t = mix A + (1 - mix) (log pi'(y_t) - log pi(y_t)): SDPO (arXiv 2601.20802).

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
@@ -10,9 +10,22 @@ from credit.batch import Batch, Context
 from credit.rules import rule
 from grpo import Rollouts
 from lab.tools import salience
+from tasks.errors import BadInput
+
+if TYPE_CHECKING:
+    from harness.run import Run
 
 
-@rule("oar-g", "the answer's sensitivity to a token, by gradients")
+def needs_box(run: "Run", **options: object) -> None:
+    """Raise BadInput where responses are programs, which put no answer in a box."""
+    if run.context.task.reference != "answer":
+        raise BadInput(
+            f"--method {run.config.credit.method}: needs an answer in a box, and programs have "
+            "none; choose another method"
+        )
+
+
+@rule("oar-g", "the answer's sensitivity to a token, by gradients", prepare=needs_box)
 def oar_g(
     batch: Batch,
     context: Context,
@@ -35,7 +48,7 @@ def oar_g(
     return by_importance(importance_of, batch, context, quantile, beta)
 
 
-@rule("oar-p", "the answer's sensitivity to a token, by masking")
+@rule("oar-p", "the answer's sensitivity to a token, by masking", prepare=needs_box)
 def oar_p(
     batch: Batch,
     context: Context,

@@ -8,6 +8,7 @@ from torch import Tensor
 from credit.batch import Batch, Context
 from credit.measures import group_moments
 from credit.rules import rule
+from lab.rules.oar import needs_box
 from lab.tools import reward_model
 
 if TYPE_CHECKING:
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
 
 
 def load(run: "Run", *, model: str = "", **options: object) -> None:
-    """Load the reward model of a folder or hub id, or teach the embedded task's own one."""
+    """Load the reward model of a folder or hub id, or teach the embedded task's own one.
+
+    Raises BadInput for programs, where there is no model, or where it cannot score steps.
+    """
+    needs_box(run)
     run.context.kept["prm"] = reward_model.load_for(run, model)
 
 

@@ -1,6 +1,7 @@
-"""The fixtures of all tests of the lab: those of the core's, and a pretrained model."""
+"""The fixtures of all tests of the lab: those of the core's, a pretrained model and a scored batch."""
 
 import os
+from dataclasses import replace
 
 import pytest
 from builders.fixtures import *  # noqa: F403 - pytest finds fixtures here
@@ -25,3 +26,20 @@ def smollm2(tmp_path_factory):
     with FileLock(parent / "smollm2.lock"):
         assert folder.exists() or main([str(folder)]) == 0
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def scored_once():
+    """The batch of `crediting.worked_responses`."""
+    from crediting import worked_responses
+
+    return worked_responses()
+
+
+@pytest.fixture
+def told(scored_once, monkeypatch):
+    """This batch, of which nothing is logged yet, with a process reward model."""
+    from crediting import score_lines
+
+    monkeypatch.setattr("lab.tools.reward_model.score_steps", score_lines)
+    return replace(scored_once, stats={})

@@ -1,4 +1,4 @@
-"""credit/lora.py: an adapter is trained alone, switched off and on, and merged when saved."""
+"""lab/tools/lora.py: an adapter is trained alone, switched off and on, and merged when saved."""
 
 import copy
 import shutil
@@ -99,8 +99,9 @@ def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
     The base does not move, the saved model does.
     """
     save_model(tmp_path / "start", toy.make_model(1, seed=0))
-    flags = "--task embedded --smoke --prompts-per-step 2 --prompts-per-update 2 --heldout 8"
-    flags += " --eval-groups 2 --toy-lines 1 --lr 1e-2 --save-every 1 --method arca --lora-rank 2"
+    flags = "--task embedded --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 2"
+    flags += " --heldout 8 --eval-groups 2 --toy-lines 1 --lr 1e-2 --save-every 1 --method arca"
+    flags += " --use lab.tools.lora:rank=2 --use builders.alternating"
     whole = tmp_path / "whole"
     cut = tmp_path / "cut"
     places = words_of("--model", tmp_path / "start", "--out", tmp_path)

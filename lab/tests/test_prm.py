@@ -1,4 +1,4 @@
-r"""credit/reward_model.py: a score for each step, read where it ends; each token's step."""
+r"""lab/tools/reward_model.py: a score for each step, read where it ends; each token's step."""
 
 import json
 import random
@@ -14,10 +14,14 @@ from torch.testing import assert_close
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from grpo import Rollouts
-from harness.load import own_prm
-from harness.models import load_reward_model
 from lab.tools import teacher
-from lab.tools.reward_model import SEPARATOR, ProcessRewardModel, score_steps
+from lab.tools.reward_model import (
+    SEPARATOR,
+    ProcessRewardModel,
+    load_for,
+    load_reward_model,
+    score_steps,
+)
 from tasks import toy
 from tasks.errors import BadInput
 from tasks.problems import Task
@@ -201,7 +205,7 @@ def test_folders_that_cannot_score_steps_are_refused(tmp_path):
         folder = tmp_path / name
         if parts:
             save_model(folder, *parts)
-        with pytest.raises(BadInput, match=f"^--prm {folder}: .*{reason}"):
+        with pytest.raises(BadInput, match=f"^--method-option model {folder}: .*{reason}"):
             load_reward_model(str(folder), DEVICE, torch.float32)
 
 
@@ -285,9 +289,9 @@ def test_forbidden_prompts_are_not_demonstrated():
 
 
 def test_a_resumed_run_is_not_taught_another_reward_model(tmp_path):
-    """Its model does not have the lessons yet that the first one was made from: `prm/` must be there."""
+    """`prm/` must be there: its model lacks the lessons that the first one was made from."""
     task = Task("embedded", [], [], None, None)
     run = run_of(recipe_with(task="embedded", resume="a run"), task, torch.nn.Identity(), None)
     run.folder = tmp_path
     with pytest.raises(BadInput, match="prm"):
-        own_prm(run)
+        load_for(run, "")

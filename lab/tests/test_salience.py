@@ -1,4 +1,4 @@
-"""credit/salience.py: every signal against a slow computation of its own.
+"""lab/tools/salience.py: every signal against a slow computation of its own.
 
 The slow one takes one rollout and one token at a time.
 """
@@ -37,7 +37,7 @@ def asked(tiny):
     model, tokenizer = tiny
     prompts = ["a=1+2;b=a*7;b?\n", "b=4-1;b?\n"] * 3
     config = recipe_with(micro_tokens=100)
-    context = replace(make_context(config, Policy(model), tokenizer, None), step=4)
+    context = replace(make_context(config, Policy(model), tokenizer, None, {}), step=4)
     return rollouts_of(tokenizer, prompts[:5], TEXTS), context
 
 

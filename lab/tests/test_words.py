@@ -4,6 +4,7 @@ import math
 import random
 import re
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,12 +22,14 @@ from credit.tokens import tokens_of
 from grpo import Policy
 from harness import load
 from harness.files import config_of, read_lines
-from lab.tools import words
+from lab.tools import warm_up, words
 from rewards import grade_math
 from tasks import lessons
 
+LAB_CASES = Path(__file__).parent / "cases"
 
-@pytest.mark.parametrize("case", cases("first_errors.jsonl"))
+
+@pytest.mark.parametrize("case", cases("first_errors.jsonl", LAB_CASES))
 def test_a_wrong_response_is_wrong_from_its_first_error_on(case):
     """A | stands before the first error, or one on each side of it.
 
@@ -103,7 +106,7 @@ def test_problems_are_different_and_of_whole_numbers():
     config = recipe_with(task="words", heldout=60)
     task, _ = words.task(config.problems, config.grading, 1, byte_tokenizer(), "M")
     assert (task.train, task.step_end) == (problems, "\n")
-    assert task.lessons.func is lessons.imitate
+    assert task.lessons.func is warm_up.imitate
 
 
 def test_warm_up_teaches_the_form(monkeypatch):
@@ -135,7 +138,7 @@ def test_warm_up_teaches_the_form(monkeypatch):
 
     def teach(steps: int, seed: int, forbidden: set[str]) -> float:
         rng = random.Random(seed)
-        return lessons.imitate(
+        return warm_up.imitate(
             model,
             forbidden,
             steps=steps,
@@ -148,7 +151,7 @@ def test_warm_up_teaches_the_form(monkeypatch):
     hook = register_module_forward_pre_hook(note)
     first = teach(1, 0, set())
     hook.remove()
-    monkeypatch.setattr(lessons, "PRETRAINED_LR", 1e-2)
+    monkeypatch.setattr(warm_up, "PRETRAINED_LR", 1e-2)
     last = teach(15, 1, set())
     assert first == pytest.approx(math.log(len(tokenizer)), abs=0.5)  # nats per token
     teach(1, 0, set(shown[:8]))
@@ -168,7 +171,7 @@ def test_lessons_are_read_by_ranks_whose_model_is_stored_in_another_dtype(tmp_pa
     stored = LlamaForCausalLM(config).bfloat16()
     run = run_of(recipe_with(task="words"), None, stored, byte_tokenizer())
     run.folder = tmp_path
-    model = load.teach_policy(run)
+    model = load.teach_policy(run, lessons=None)
     assert model.dtype == torch.float32
 
 
@@ -180,8 +183,9 @@ def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, ca
     tokenizer = byte_tokenizer()
     config = small_config(LlamaConfig, vocab_size=len(tokenizer), max_position_embeddings=512)
     model = save_model(tmp_path / "model", LlamaForCausalLM(config), tokenizer)
-    sizes = "--task words --smoke --steps 1 --warmup-steps 1 --heldout 2 --eval-groups 2"
+    sizes = "--task words --steps 1 --warmup-steps 1 --heldout 2 --eval-groups 2 --max-tokens 8"
     sizes += " --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 2"
+    sizes += " --use builders.alternating"
     one = tmp_path / "one"
     two = tmp_path / "two"
     run_well(train, sizes, "--out", tmp_path, "--model", model, "--name one")

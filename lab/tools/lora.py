@@ -6,10 +6,10 @@
     save_merged(model, ..., folder)  a plain Hugging Face folder, the adapter added to the weights
 
 Experts get adapters, too, where peft knows the model's layout. After `add` nothing else is trained.
-`--use lab.tools.lora` works with every method. ARCA needs it, as it compares the model with and without its
-adapter. An adapter starts as nothing (B = 0), and is scaled by 1. A model saved in bfloat16 differs
-from the sampler by the rounding of W + B A. Left out: dropout, other targets, adapters saved by
-themselves.
+`--use lab.tools.lora` works with every rule. ARCA and DGPO need it, as they compare the model with
+and without its adapter. An adapter starts as nothing (B = 0), and is scaled by 1. A model saved in
+bfloat16 differs from the sampler by the rounding of W + B A. Left out: dropout, other targets,
+adapters saved by themselves.
 """
 
 import warnings

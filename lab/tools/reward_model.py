@@ -48,6 +48,7 @@ from tasks.errors import BadInput
 from tasks.problems import INSTRUCTIONS
 
 SEPARATOR = "<extra_0>"
+FLAG = "--method-option model"
 EXAMPLE = "Qwen/Qwen2.5-Math-PRM-7B"
 UNREAD = 0.5  # P(good) of a step when the context ends before the first separator
 
@@ -147,9 +148,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, question: str, steps: list[str]) 
     count = ids.count(tokenizer.convert_tokens_to_ids(SEPARATOR))
     if count != len(steps):
         raise BadInput(
-            f"--prm {tokenizer.name_or_path}: its chat template and tokenizer make {count} "
-            f"separators of {len(steps)} "
-            f"steps; give a model like {EXAMPLE}"
+            f"{FLAG} {tokenizer.name_or_path}: its chat template and tokenizer make {count} "
+            f"separators of {len(steps)} steps; give a model like {EXAMPLE}"
         )
     return ids
 
@@ -161,17 +161,17 @@ def _blank(text: str) -> str:
 
 def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> RewardModel:
     """A process reward model and its tokenizer; raises BadInput if they cannot score steps."""
-    tokenizer = load_tokenizer("--prm", name)
+    tokenizer = load_tokenizer(FLAG, name)
     if not tokenizer.chat_template:
         raise BadInput(
-            f"--prm {name}: its tokenizer has no chat template; give a model like {EXAMPLE}"
+            f"{FLAG} {name}: its tokenizer has no chat template; give a model like {EXAMPLE}"
         )
     # raises if the template loses steps, or the separator is not one token
     ids = encode(tokenizer, "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])
-    model = load_weights("--prm", name, ProcessRewardModel.from_pretrained, dtype, device)
+    model = load_weights(FLAG, name, ProcessRewardModel.from_pretrained, dtype, device)
     assert isinstance(model, ProcessRewardModel)  # for mypy: its own `from_pretrained` made it
-    check_embedded("--prm", name, model, tokenizer, [ids])
-    check_finite("--prm", name, model)
+    check_embedded(FLAG, name, model, tokenizer, [ids])
+    check_finite(FLAG, name, model)
     return model.eval().requires_grad_(False), tokenizer
 
 
@@ -186,7 +186,10 @@ def load_for(run: Run, name: str) -> RewardModel:
     if name:
         return load_reward_model(name, device, getattr(torch, config.machine.dtype))
     if config.task != "embedded":
-        raise BadInput(f"--method {config.credit.method}: give --method-option model=PATH")
+        raise BadInput(
+            f"--method {config.credit.method}: needs a process reward model; add "
+            f"--method-option model={EXAMPLE}"
+        )
     folder = run.folder / "prm"
     if run.ranks.main and not config.checkpoints.resume and not folder.exists():
         from lab.tools import teacher  # which imports this file

@@ -10,7 +10,7 @@
     drift_from_start         | how far the adapter moves the next distribution    | two forward ones
     logit_gradients          | the size of each token's policy gradient, roughly  | a forward one
 
-All but the places are (B, T) float32. `methods.py` makes token advantages of them, with formulas
+All but the places are (B, T) float32. `lab/rules/` makes token advantages of them, with formulas
 and sources. Passes take at most `Context.micro_tokens` tokens at a time, or one longer rollout, and
 leave the parameters' `.grad` as it was. Importance is measured one rollout at a time.
 """

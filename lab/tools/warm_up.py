@@ -1,7 +1,7 @@
 """Lessons by imitation: a pretrained model learns to respond as it is shown.
 
-    --use lab.tools.warm_up --warmup-steps 40     on the column "solution" of --data, before training
-    imitate(model, forbidden, ...)          what it calls, and `lab/tools/words.py` too
+    --use lab.tools.warm_up --warmup-steps 40  on the column "solution" of --data, before training
+    imitate(model, forbidden, ...)             what it calls, and `lab/tools/words.py` too
 
 Left out: several ranks (one teaches, the others get its weights).
 """

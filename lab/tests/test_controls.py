@@ -1,0 +1,197 @@
+"""Controls and `first`, against written-out numbers and slow loops."""
+
+import functools
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from builders.rollouts import batch_of, random_batch, rollouts_like, rollouts_of
+from builders.small_models import NumberTokenizer
+from crediting import as_told, assign, weights_of
+from torch.testing import assert_close
+
+from credit.batch import effective_weights
+from grpo import to_padded
+from shear import closest_spans, shear_weights
+from tasks import toy
+from tasks.problems import Task
+
+
+def test_rescaling_makes_the_mean_weight_of_each_group_one():
+    """The mean is over the tokens of the group, and the weights' proportions stay."""
+    batch = random_batch([[1, 0, 0, 1], [0, 0.5, 0.5, 1], [1, 1, 1, 1]])
+    plain = assign("scaled", batch, "of=shear", "negative=.3")
+    ours = assign("scaled", batch, "of=shear", "negative=.3", "mean1=yes")
+    weights = effective_weights(plain, batch.advantages, batch.mask)
+    signal = batch.mask & (batch.A != 0)  # a reward of .5 is the mean of its group
+    for group in (slice(0, 4), slice(4, 8)):
+        assert_close(ours[group], plain[group] / weights[group][signal[group]].mean())
+    assert ours[8:].abs().max() == 0
+
+
+def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout():
+    """Each rollout is weighed against its peers alone, by shear.py, with the group's nbar.
+
+    Weight 1 is kept by the only right rollout of the second group. A third group without an
+    opposing side, and a fourth, whose others have no verdict, get nothing.
+    """
+    batch = random_batch([[1.0, 0, 0, 1], [0, 0, 1, 0], [1] * 4, [1, 1, math.nan, math.nan]])
+    ours = assign("own-side", batch, window=4, stride=2, max_iters=2000, tol=1e-5)
+    closest = functools.partial(closest_spans, max_iters=2000, tol=1e-5)
+    hidden = to_padded(batch.hidden, batch.mask).double()
+    for i in range(8):
+        group = range(i - i % 4, i - i % 4 + 4)
+        peers = [j for j in group if j != i and batch.correct[j] == batch.correct[i]]
+        omega = batch.mask[i].double()
+        if peers:
+            rows = [i, *peers]
+            first = torch.arange(len(rows)) == 0
+            nbar = hidden[group][batch.mask[group]].norm(dim=-1).mean().item()
+            weighed = shear_weights(
+                hidden[rows],
+                batch.mask[rows],
+                first,
+                window=4,
+                stride=2,
+                eps=0.05 * nbar,
+                eps_unit="raw",
+                closest=closest,
+            )
+            omega = weighed.omega[0] * weighed.nbar / nbar
+        assert_close(ours[i], (batch.advantages[i] * omega).float(), atol=1e-4, rtol=1e-4)
+    assert not ours[8:].any()
+
+
+@pytest.mark.parametrize("prefix", [0.0, 0.5])
+def test_cliff(prefix):
+    """Advantages are the written-out numbers, whose mean over a group's tokens is 0.
+
+    In the first, two of five are right, one has no verdict, and one is wrong with an unknown error:
+    it keeps A. A second group has another share of right ones and a b of its own; one of equal
+    verdicts gets nothing.
+    """
+    errors = {"right": 99, "a": 3, "b": 0, "?": None}
+    texts = ["right", "a", "?", "b", "right", "b", "b", *["right"] * 4, *["a"] * 7]
+    batch = random_batch([[1, 0, 0, 0, 1, math.nan], [0, 1, 1, 1, 1, 0], [0] * 6])
+
+    def first_error(problem, tokens):
+        place = errors[texts[int(tokens[0])]]
+        return None if place is None else toy.FirstError(place, "copy", place + 1, place)
+
+    task = Task("embedded", [], [], None, None, first_error=first_error)
+    batch = as_told(batch, tokenizer=NumberTokenizer(), task=task)
+    ours = assign("cliff", batch, f"prefix={prefix}")
+    expected = batch.A * batch.mask
+    for group, mu in ((range(6), 2 / 5), (range(6, 12), 4 / 6)):
+        sigma = math.sqrt(mu * (1 - mu))
+        moved = [i for i in group if texts[i] != "?"]
+        for i in moved:
+            share = 1 if texts[i] == "right" else prefix
+            before = torch.arange(10) < errors[texts[i]]
+            expected[i] = torch.where(before, share * (1 - mu), -mu) / sigma * batch.mask[i]
+        shift = expected[group].sum() / batch.mask[moved].sum()
+        expected[moved] -= shift * batch.mask[moved]
+        assert abs(ours[group].sum()) < 1e-4
+    assert_close(ours, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_true_errors_and_the_oracle(told):
+    """Wrong rollouts keep A on their first wrong step alone, or on all tokens if none is known."""
+    problem = told.problems[0]
+    careful = toy.demonstrate(problem, random.Random(0), careless=False)
+    digit = str((int(careful[10]) + 1) % 10)
+    texts = [careful, careful[:10] + digit + careful[11:], careful, careful]
+    rollouts = rollouts_of(told.tokenizer, [problem["problem"]] * 4, texts)
+    batch = batch_of(torch.tensor([1.0, 0, 0, 1]), rollouts, 4, problems=[problem])
+    batch = replace(told, **vars(batch))
+    places = batch.true_errors(told.task, told.tokenizer)
+    assert places.tolist() == [[-1, -1, -1], [0, 12, 10], [-1, -1, -1], [-1, -1, -1]]
+    expected = 1.0 * rollouts.mask
+    expected[1, 12:] = 0
+    assert torch.equal(weights_of("oracle", batch), expected)
+
+
+def test_the_oracle_can_keep_the_sum_of_a_rollout():
+    """With `mass` 1 the n tokens of the wrong step have A T / n; wherever that is, the sum is T A.
+
+    A step may end after the response; a rollout whose error is not known keeps A.
+    """
+    steps = [None, (0, 1), (3, 5), None, (2, 99), None]
+    batch = random_batch([[1, 0, 0, 0, 0, 1], [0, 1, 0, 1, 1, 0]])
+    steps += [(1, 2), None, (4, 7), None, None, (0, 99)]
+
+    def first_error(problem, tokens):
+        place = steps[int(tokens[0])]
+        return place and toy.FirstError(place[0], "copy", place[1], place[0])
+
+    task = Task("embedded", [], [], None, None, first_error=first_error)
+    batch = as_told(batch, tokenizer=NumberTokenizer(), task=task)
+    plain, ours = assign("oracle", batch), assign("oracle", batch, "mass=1")
+    for row, place in enumerate(steps):
+        length = int(batch.lengths[row])
+        on_step = [t for t in range(length) if not place or place[0] <= t < place[1]]
+        expected = torch.zeros(batch.mask.shape[1])
+        expected[on_step] = batch.advantages[row]
+        assert_close(plain[row], expected)
+        assert_close(ours[row], expected * length / len(on_step))
+    assert_close(ours.sum(1), batch.advantages * batch.lengths[:, 0])
+
+
+def test_position_and_random_are_what_they_say(told):
+    """Position is t / T of each rollout's own length; random has runs of equal draws in [0, 2]."""
+    length = int(told.lengths[0])
+    weights = weights_of("position", told)[0, :length]
+    assert_close(weights, torch.arange(1, length + 1) / length)
+    weights = weights_of("random", told)[0, :length]
+    assert all(len(run.unique()) == 1 for run in weights.split(6))
+    assert len(weights.unique()) == -(-length // 6)
+    assert weights.min() >= 0 and weights.max() <= 2
+    many = weights_of("random", told, window=1, stride=1)[:4]
+    assert many[told.mask[:4]].mean() == pytest.approx(1, abs=0.2)
+
+
+def test_shuffle_keeps_each_rollout_s_weights_and_not_their_places():
+    """The same numbers stand in another order, anew with every draw."""
+    batch = random_batch([[1, 0, math.nan, 0, 1]], shared=3)
+    shear = assign("shear", batch)
+    torch.manual_seed(0)
+    ours, again = (assign("shuffle", batch) for _ in range(2))
+    assert not torch.equal(ours, shear) and not torch.equal(ours, again)
+    for row, inside in enumerate(batch.mask):
+        assert ours[row][inside].sort().values.tolist() == shear[row][inside].sort().values.tolist()
+
+
+def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
+    """Three wrong rollouts leave the right one at different places, and keep A there.
+
+    Spans are 6 tokens every 3; the onset is kept, and 3 tokens on each side. A group without a
+    right rollout keeps all. The tokens of a span lie apart, so that its distance to itself has a
+    floor in the reading "value".
+    """
+    hidden = torch.eye(26)[2:].repeat(8, 1, 1)  # (8, 24, 26), a direction of its own for each place
+    hidden[:, :, 0] = 1
+    for row, departure in ((1, 12), (2, 3), (3, 18)):
+        hidden[row, departure:, :2] = torch.tensor([0.0, 1.0])
+    mask = torch.arange(24) < torch.tensor([24, 24, 14, 24] + [24] * 4)[:, None]
+    rewards = torch.tensor([1.0] + [0] * 7)
+    batch = batch_of(rewards, rollouts_like(mask), 4, hidden=hidden[mask])
+    batch.advantages[:] = -1.0
+    ours = -assign("first", batch)
+    assert [row.nonzero().flatten().tolist() for row in ours[:4]] == [
+        list(range(24)),
+        list(range(9, 18)),  # [9, 15) is the first far span, whose last 3 tokens are [12, 15)
+        list(range(9)),  # the span [0, 6) is far: onset at 3
+        list(range(15, 24)),  # [15, 21): onset at 18
+    ]
+    assert ours.unique().tolist() == [0, 1] and ours[4:].min() == 1
+    assert assign("first", batch, "threshold=2.0")[1:4].abs().max() == 0
+    starts = set()
+    for seed in range(8):
+        torch.manual_seed(seed)
+        moved = -assign("first", batch, "place=random")
+        assert torch.equal(moved.sum(1), ours.sum(1))  # as many tokens, within the response
+        assert all(row.diff().count_nonzero() <= 2 for row in moved[1:4])  # side by side
+        starts.add(int(moved[1].nonzero()[0]))
+    assert len(starts) > 2

@@ -1,0 +1,243 @@
+"""Credit rules: what holds for every one of them, how they are listed, started and refused."""
+
+import math
+import os
+import runpy
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from builders.case_files import cases
+from builders.commands import words_of
+from builders.near import assert_near
+from builders.processes import on_two
+from builders.rollouts import pad_more
+from builders.runs import ALONE, config_from, recipe_with, run_of
+from builders.small_models import save_model
+from crediting import assign, with_rewards
+from torch.testing import assert_close
+
+import train
+from credit.batch import Batch
+from credit.rules import RULES
+from grpo import score, to_padded
+from harness.load import load_run
+from lab.rules import adapter, prm
+from lab.tools import teacher
+from tasks.errors import BadInput
+from tasks.problems import Task
+
+LAB_CASES = Path(__file__).parent / "cases"
+WITH_ADAPTER = {name for name in RULES if RULES[name].prepare is adapter.needs_adapter}
+WITH_MODEL = {name for name in RULES if RULES[name].prepare is prm.load}
+
+
+def wider(batch: Batch, by: int) -> Batch:
+    """The same batch with more padding on both sides, which holds garbage."""
+    values = torch.stack([batch.log_probs, batch.entropies])
+    log_probs, entropies = torch.nn.functional.pad(values, (0, by), value=3)
+    rollouts = pad_more(batch.rollouts, by, by)
+    return replace(batch, rollouts=rollouts, log_probs=log_probs, entropies=entropies)
+
+
+def reordered(batch: Batch, order: list[int]) -> Batch:
+    """Other groups first, other rollouts first within them."""
+    rows = torch.tensor(order)
+    return replace(
+        batch,
+        rollouts=batch.rollouts.take(rows),
+        rewards=batch.rewards[rows],
+        advantages=batch.advantages[rows],
+        problems=[batch.problem_of(row) for row in order[:: batch.group_size]],
+        log_probs=batch.log_probs[rows],
+        entropies=batch.entropies[rows],
+        hidden=to_padded(batch.hidden, batch.mask)[rows][batch.mask[rows]],
+    )
+
+
+@pytest.mark.parametrize("rule", [*RULES])
+def test_every_rule_gives_finite_token_advantages_that_padding_and_order_leave_alone(rule, told):
+    """Token advantages are (B, T), without gradient, and 0 outside of the mask.
+
+    Without contrast there are none, except from `pure`, whose scores differ.
+    """
+    torch.manual_seed(5)
+    ours = assign(rule, told)
+    assert ours.shape == told.mask.shape and not ours.requires_grad
+    assert ours.isfinite().all() and ours[:4].abs().max() > 0
+    assert ours[~told.mask].abs().max() == 0
+    assert (ours[4:].abs().max() == 0) == (rule != "pure")
+    # if it weighs, tokens of right rollouts are never punished, of wrong ones never rewarded
+    assert (ours * told.A >= 0).all() or not RULES[rule].weighs
+    if not RULES[rule].needs_states:
+        torch.manual_seed(5)
+        assert torch.equal(assign(rule, replace(told, hidden=None)), ours)
+    wide = wider(told, 3)  # filled with garbage
+    torch.manual_seed(5)
+    padded = assign(rule, wide)
+    assert_close(padded[:, :-3], ours, atol=2e-5, rtol=1e-4)
+    assert padded[:, -3:].abs().max() == 0
+    # draws and peers follow the order
+    if rule not in {"random", "shuffle", "serl", "sdpo"}:
+        order = [6, 5, 4, 7, 3, 0, 1, 2]
+        exchanged = assign(rule, reordered(told, order))
+        # the gradient of a KL of 1e-7 nats has four digits in float32
+        assert_close(exchanged, ours[order], atol=1e-3 if rule == "oar-g" else 2e-5, rtol=1e-4)
+    alone = with_rewards(told, [1] + [math.nan] * 7)
+    # no NaN, and no division by the deviation of a single rollout
+    assert assign(rule, alone).abs().max() == 0
+    assert assign("scaled", alone, f"of={rule}", "mean1=yes").abs().max() == 0
+
+
+# Of the whole batch; oar-p's are of the mixed group's rollouts: as it is, and all masked versions.
+PASSES = {"oar-g": 2 * 4, "oar-p": 2 * 4, "dgpo": 2}
+PASSES |= dict.fromkeys(["rlsd", "serl", "sdpo", "arca"], 1)
+PASSES |= dict.fromkeys(["opo", "otb", "opo-shear", "otb-shear"], 1)
+
+
+@pytest.mark.parametrize("rule", [*RULES])
+def test_a_rule_pays_for_its_own_passes_and_leaves_gradients_alone(rule, told):
+    """Forward passes are counted in tokens; every parameter and its `.grad` stay as they were."""
+    model = told.policy.model
+    parameters = list(model.parameters())
+    before = [parameter.detach().clone() for parameter in parameters]
+    trainable = [parameter.requires_grad for parameter in parameters]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    seen = []
+
+    def count(module, inputs, kwargs):
+        given = kwargs.get("input_ids", kwargs.get("inputs_embeds"))
+        seen.append(given.shape[0] * given.shape[1])
+
+    hook = model.base_model.register_forward_pre_hook(count, with_kwargs=True)
+    assign(rule, told, micro_tokens=100_000)
+    assert len(seen) == PASSES.get(rule, 0)
+    seen.clear()
+    assign(rule, told, micro_tokens=90)
+    hook.remove()
+    assert all(tokens <= 90 for tokens in seen)
+    assert all((parameter.grad == 1).all() for parameter in parameters)
+    assert all(map(torch.equal, parameters, before))
+    assert trainable == [parameter.requires_grad for parameter in parameters]
+
+
+@pytest.mark.parametrize("rule", ["shear", "hapo", "prm", "rlsd", "oracle"])
+def test_credit_of_blocks_is_credit_of_the_batch(rule, told):
+    """Whole groups with their own problems, verdicts and text need nothing of other groups."""
+    whole = assign(rule, told)
+    blocks = []
+    for number, block in enumerate(told.blocks(most=1)):
+        block = replace(told, **vars(block))
+        scored = score(told.policy, block.rollouts, temperature=1.0, micro_tokens=300)
+        block.log_probs, block.entropies, block.hidden = scored
+        block.token_advantages = assign(rule, block)
+        assert block.problems == [told.problems[number]]
+        assert block.rollouts.texts == told.rollouts.texts[4 * number : 4 * number + 4]
+        blocks.append(block)
+    batch = Batch.cat(blocks)
+    assert number == 1 and batch.hidden is None
+    assert_close(batch.token_advantages, whole, atol=2e-5, rtol=1e-4)
+    assert_near(batch.log_probs, told.log_probs, 1e-5)
+    assert_near(batch.entropies, told.entropies, 1e-5)
+    assert batch.metrics == pytest.approx(told.metrics, rel=1e-4)
+    assert len(batch.metrics) == 4 * (rule == "shear")
+
+
+def test_a_metric_is_the_mean_over_all_that_it_is_of(told):
+    """Three values of two blocks or ranks have one mean, not the mean of two means."""
+    told.token_advantages = told.log_probs
+    one = replace(told, stats={})
+    other = replace(told, stats={})
+    one.log("iterations", torch.tensor([1.0, 2.0]))
+    other.log("iterations", torch.tensor([6.0]))
+    assert Batch.cat([one, other]).metrics == {"iterations": 3.0}
+
+
+@pytest.mark.parametrize("rule", [*RULES])
+def test_a_rule_can_be_scaled(rule, told):
+    """At factors of 1 it stays; `negative` is a factor of wrong rollouts alone."""
+    torch.manual_seed(5)
+    plain = assign(rule, told)
+    for negative in (1.0, 0.25):
+        torch.manual_seed(5)
+        ours = assign("scaled", told, f"of={rule}", f"negative={negative}")
+        assert_close(ours, torch.where(told.correct[:, None], plain, negative * plain))
+
+
+def test_the_list_of_rules_has_their_options_and_a_sentence_each(capsys):
+    """`python -m lab.rules` prints them."""
+    runpy.run_module("lab.rules.__main__", run_name="__main__")
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line[0] != " "] == [
+        f"{name}: {rule.about}" for name, rule in RULES.items()
+    ]
+    assert "    probe: Literal['kl', 'logp'] = 'kl'" in printed
+    assert "    alpha: float = 0.4" in printed
+    assert all(0 < len(rule.about) < 90 for rule in RULES.values())
+
+
+# ---- before the first step -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", [*RULES])
+def test_every_rule_starts_with_the_defaults(rule, tmp_path):
+    """Each finds what it needs on the embedded task; an adapter is asked for.
+
+    Prompts that tell an answer or a response fit into its model's context, too.
+    """
+    flags = ["--method", rule]
+    if rule in WITH_ADAPTER:
+        flags += ["--use", "lab.tools.lora:rank=2"]
+    run = load_run(config_from(flags), ALONE)
+    run.folder = tmp_path
+    if rule in WITH_MODEL:  # as after its lessons, which take minutes
+        lines = run.config.problems.toy_lines
+        taught = teacher.make_prm(run.context.policy.model, lines, set(), steps=1, seed=0)
+        save_model(tmp_path / "prm", taught[0], taught[1])
+    train.prepare_rule(run)
+    assert ("prm" in run.context.kept) == (rule in WITH_MODEL)
+
+
+def test_a_scaled_rule_is_prepared(tmp_path):
+    """Its reward model is loaded."""
+    run = load_run(config_from(words_of("--method scaled --method-option of=prm")), ALONE)
+    run.folder = tmp_path
+    lines = run.config.problems.toy_lines
+    taught = teacher.make_prm(run.context.policy.model, lines, set(), steps=1, seed=0)
+    save_model(tmp_path / "prm", taught[0], taught[1])
+    train.prepare_rule(run)
+    assert run.context.kept["prm"]
+
+
+@pytest.mark.parametrize("case", cases("rule_refusals.jsonl", LAB_CASES))
+def test_a_rule_that_lacks_what_it_needs_is_refused(case, assert_refused, qwen_folder, tmp_path):
+    """It is refused before the first step, in one sentence."""
+    flags = case["flags"].replace("QWEN", f"{qwen_folder} --data {tmp_path / 'data.jsonl'}")
+    (tmp_path / "data.jsonl").write_text(case.get("data", ""))
+    words = words_of(flags, "--out", tmp_path, "--name mine")
+    assert_refused(train.main, words, case["words"])
+    assert not (tmp_path / "mine" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("rule", ["oar-g", "oar-p", "prm", "finepo", "pure", "rlsd"])
+def test_rules_that_need_a_box_are_refused_for_programs(rule, tiny):
+    """They would give A to every token, or score what is no step."""
+    task = Task("code", [], [], None, None, reference="tests")
+    run = run_of(recipe_with(method=rule), task, tiny[0], tiny[1])
+    with pytest.raises(BadInput, match=f"--method {rule}: needs an answer in a box, and programs"):
+        train.prepare_rule(run)
+
+
+def refused_on_rank(folder: Path, flags: str) -> None:
+    """Keep this rank's status of a run in the folder."""
+    status = train.main([*flags.split(), "--out", str(folder)])
+    (folder / f"status-{os.environ['RANK']}").write_text(str(status))
+
+
+@pytest.mark.parametrize("rule", ["arca", "scaled --method-option of=dgpo", "sdpo --max-tokens 70"])
+def test_all_ranks_refuse_a_rule(rule, tmp_path):
+    """None waits for another one."""
+    on_two(refused_on_rank, tmp_path, f"--warmup-steps 0 --method {rule}", joins=True)
+    assert [(tmp_path / f"status-{rank}").read_text() for rank in (0, 1)] == ["2", "2"]
