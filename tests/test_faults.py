@@ -31,7 +31,6 @@ import train
 from grpo import rollout
 from harness import checkpoint, files
 from harness.command import run_command
-from lab.studies import compare, diagnose
 
 SIZES = f"{' '.join(RUN_FLAGS)} --save-every 1 --keep 9 --steps 2"
 LONG = f"{SIZES} --steps 500 --save-every 400"
@@ -123,29 +122,21 @@ def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, assert_says):
 @pytest.mark.parametrize(
     ("command", "flags", "words"),
     [
-        (evaluation, "--replay rows.jsonl --out run", "holds other files, and no settings.json"),
         # otherwise rows of one temperature would count as another's
         (evaluation, f"{ASK} --model TAUGHT --out bare", "holds other files, and no settings.json"),
-        (evaluation, "--replay rows.jsonl --out evaluation", "choose another --out"),
         # whoever opens a pipe waits for someone who writes into it
-        (evaluation, "--replay rows.jsonl --out piped", "(neither a file nor a folder)"),
-        (evaluation, "--replay pipe --out new", "--replay pipe: "),
-        (compare, "--rows pipe", "pipe: cannot be read (neither a file nor a folder)"),
-        (diagnose, "--model TAUGHT --max-tokens 9 --rollouts pipe --out new", "--rollouts pipe: "),
+        (evaluation, f"{ASK} --model TAUGHT --out piped", "(neither a file nor a folder)"),
     ],
 )
 def test_what_is_of_others_is_left_alone(
     command, flags, words, copied, taught, monkeypatch, assert_says
 ):
-    """Folders with other files, an evaluation of other responses, and pipes are not touched."""
+    """Folders with other files, and pipes, are not touched."""
     monkeypatch.chdir(copied)
     shutil.copytree("evaluation", "bare")
     os.remove("bare/settings.json")
-    os.mkfifo("pipe")
     os.mkdir("piped")
     os.mkfifo("piped/settings.json")
-    row = {"problem": "p", "response": r"\boxed{1}", "answer": "1"}
-    files.append_rows(Path("rows.jsonl"), [row])
     assert_says(command, flags.replace("TAUGHT", taught).split(), words, copied)
 
 
@@ -280,19 +271,15 @@ def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
     assert words in message and message.count("\n") == 1
 
 
-@pytest.mark.parametrize("place", ["harness.checkpoint.save", "lab.tools.curve.plot"])
-def test_a_full_disk_says_how_to_go_on(place, copied, monkeypatch, capsys):
-    """It names --resume, not the command that began; the model is saved before the picture."""
-    monkeypatch.setattr(place, raising(OSError(errno.ENOSPC, "No space left on device", "x")))
+def test_a_full_disk_says_how_to_go_on(copied, monkeypatch, capsys):
+    """It names --resume, with the flag that the checkpoint does not know."""
+    full = raising(OSError(errno.ENOSPC, "No space left on device", "x"))
+    monkeypatch.setattr("harness.checkpoint.save", full)
     run = copied / "run"
-    is_saved = "plot" in place
-    shutil.rmtree(run / "model")
     assert train.main(["--resume", str(run), "--steps", "3"]) == 1
-    more = "" if is_saved else " --steps 3"  # which the checkpoint does not know
-    steps = f"a checkpoint holds {2 + is_saved} of 3 steps; resume with: python train.py --resume"
+    steps = "a checkpoint holds 2 of 3 steps; resume with: python train.py --resume"
     message = capsys.readouterr().err
-    assert message.startswith(f"{steps} {shlex.quote(str(run))}{more}\nerror: the disk is full")
-    assert (run / "model").exists() == is_saved
+    assert message.startswith(f"{steps} {shlex.quote(str(run))} --steps 3\nerror: the disk is full")
 
 
 def test_numbers_that_are_not_known_are_null(tmp_path):

@@ -17,9 +17,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import eval as evaluation
 import train
-from grpo import hf_generate, pad_left, rollout
+from grpo import rollout
 from harness import models
-from lab.fast.generate import read_prompts
 
 
 @pytest.fixture(scope="module")
@@ -119,24 +118,3 @@ def test_prompts_with_a_token_without_an_embedding_are_refused(
     assert_refused(train.main, [*flags, *data], "--model", words)
     data = words_of("--bench amc23 --data", f"amc23={tmp_path / 'x.jsonl'}")
     assert_refused(evaluation.main, [*flags, *data], "--model", words)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_prompt_that_is_read_once_is_answered_as_if_it_were_read_each_time(llama, temperature):
-    """Tokens are the same for a seed.
-
-    Prompts have unlike lengths, groups unlike sizes, and one prompt a single rollout.
-    """
-    model, tokenizer = llama
-    prompts = [torch.randint(1, len(tokenizer), (size,)).tolist() for size in (70, 64, 90, 3)]
-    ids, mask = pad_left([prompts[row] for row in (0, 0, 0, 1, 2, 2, 3, 3, 3, 3)], 0, model.device)
-    limits = dict(max_tokens=20, temperature=temperature, stops=[0], pad=0)
-    found = []
-    for cache in (None, read_prompts(model, ids, mask)):
-        torch.manual_seed(1)
-        found.append(hf_generate(model, ids, mask, past_key_values=cache, **limits))
-    assert torch.equal(found[0], found[1])
-    assert cache.get_seq_length() == 20 + ids.shape[1] - 1  # of a response's last token none
-    assert read_prompts(model, ids[:4, -47:], mask[:4, -47:]) is None  # short
-    unlike = [0, 3, 4]
-    assert read_prompts(model, ids[unlike], mask[unlike]) is None

@@ -4,9 +4,9 @@ import random
 from dataclasses import dataclass, replace
 
 import torch
+from adapters import add_adapter
 from builders.rollouts import batch_of, rollouts_of
 from builders.runs import config_from, recipe_with
-from builders.small_models import add_adapter
 
 import lab.rules  # noqa: F401 - enters the rules
 from credit.batch import Batch, Context, effective_weights

@@ -320,7 +320,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
         graded.append(text)
         return Verdict(1.0 + texts.index(text), "counted")
 
-    replace_sampler(monkeypatch, sampler)
+    replace_sampler(monkeypatch, sampler, "lab.studies.prefixes")
     config = with_values(PAPER_RECIPE, {"max_tokens": 10, "temperature": 0.7})
     run = run_of(config, Task("x", [], [], None, grade), model, tokenizer)
     found = prefixes.continue_prefixes(run, group, 2)
@@ -361,7 +361,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
 
     monkeypatch.setattr(toy, "first_error", first_error)
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=2))
-    replace_sampler(monkeypatch, made)
+    replace_sampler(monkeypatch, made, "lab.studies.prefixes")
     run_well(diagnose, flags)
     results = json.loads((tmp_path / "diagnose.json").read_text())
     printed = capsys.readouterr().out
@@ -428,7 +428,7 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(
     """
     flags = solutions(tmp_path / "s.jsonl")
     out = tmp_path / "out"
-    replace_sampler(monkeypatch, None)
+    replace_sampler(monkeypatch, None, "lab.studies.prefixes")
     run_well(diagnose, flags, "--groups 1 --model", qwen_folder, "--out", out)
     printed = capsys.readouterr().out
     results = json.loads((out / "diagnose.json").read_text())

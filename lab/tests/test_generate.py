@@ -8,8 +8,8 @@ from builders.rollouts import random_prompts
 from builders.small_models import family_model
 from scipy.stats import chi2_contingency
 
-from grpo import hf_generate
-from lab.fast.generate import fast_generate, live_rows
+from grpo import hf_generate, pad_left
+from lab.fast.generate import fast_generate, live_rows, read_prompts
 from lab.fast.packing import packing_of
 
 LIMITS = dict(max_tokens=30, temperature=0.0, stops=[1, 2, 3, 4, 5], pad=0)
@@ -98,3 +98,27 @@ def test_sampled_tokens_are_of_the_same_distribution():
     table = torch.stack(counts)
     table = table[:, table.sum(0) >= 20]  # kinds too rare to be tested
     assert table.shape[1] > 8 and chi2_contingency(table).pvalue > 0.01
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_prompt_that_is_read_once_is_answered_as_if_it_were_read_each_time(temperature):
+    """Tokens are the same for a seed.
+
+    Prompts have unlike lengths, groups unlike sizes, and one prompt a single rollout.
+    """
+    model = family_model("llama")
+    torch.manual_seed(0)
+    prompts = [
+        torch.randint(1, model.config.vocab_size, (size,)).tolist() for size in (70, 64, 90, 3)
+    ]
+    ids, mask = pad_left([prompts[row] for row in (0, 0, 0, 1, 2, 2, 3, 3, 3, 3)], 0, model.device)
+    limits = dict(max_tokens=20, temperature=temperature, stops=[0], pad=0)
+    found = []
+    for cache in (None, read_prompts(model, ids, mask)):
+        torch.manual_seed(1)
+        found.append(hf_generate(model, ids, mask, past_key_values=cache, **limits))
+    assert torch.equal(found[0], found[1])
+    assert cache.get_seq_length() == 20 + ids.shape[1] - 1  # of a response's last token none
+    assert read_prompts(model, ids[:4, -47:], mask[:4, -47:]) is None  # short
+    unlike = [0, 3, 4]
+    assert read_prompts(model, ids[unlike], mask[unlike]) is None

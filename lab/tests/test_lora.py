@@ -5,11 +5,12 @@ import shutil
 
 import pytest
 import torch
+from adapters import add_adapter
 from builders.commands import run_well, words_of
 from builders.near import assert_near
 from builders.runs import assert_same_run
 from builders.simulated_gpu import CUDA, Cuda, mark
-from builders.small_models import add_adapter, save_model, small_mixtral
+from builders.small_models import save_model, small_mixtral
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train

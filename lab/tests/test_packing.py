@@ -5,10 +5,11 @@ import dataclasses
 
 import pytest
 import torch
+from adapters import add_adapter
 from builders.near import assert_near
 from builders.rollouts import gradients, random_prompts, unlike_rollouts
 from builders.simulated_gpu import CUDA, Cuda
-from builders.small_models import FAMILIES, add_adapter, family_model, small_gpt2
+from builders.small_models import FAMILIES, family_model, small_gpt2
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 

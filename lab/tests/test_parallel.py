@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from adapters import add_adapter
 from builders.one_step import one_step
 from builders.processes import on_two
 from builders.runs import ALONE
-from builders.small_models import add_adapter
 
 import lab.fast
 import train

@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from adapters import fill_adapter
 from builders.rollouts import rollouts_of
 from builders.runs import recipe_with
-from builders.small_models import byte_tokenizer, fill_adapter
+from builders.small_models import byte_tokenizer
 
 from credit.tokens import char_starts
 from grpo import Policy, Rollouts

@@ -3,11 +3,12 @@
 import json
 import math
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from builders.case_files import ROOT, cases, text_of
+from builders.case_files import cases
 from builders.commands import run_well, words_of
 from builders.runs import config_from
 
@@ -19,6 +20,7 @@ from lab.tools import answers, curve, plan, replay, select, smoke, tables
 from tasks.benchmarks import SUITES
 from tasks.errors import BadInput
 
+CASES = Path(__file__).with_name("cases")
 (METRICS,) = cases("step.jsonl")
 BEFORE = {"greedy": (0.344, 0.021, 512), "sampled": (0.379, math.nan, 512)}
 RUN = {"program": files.PROGRAM, "task": "embedded", "method": "shear", "window": 12}
@@ -165,7 +167,7 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys, assert_refused):
     """
     out = tmp_path / "out"
     for _ in range(2):
-        run_well(replay, ROOT / "tests" / "cases" / "responses.jsonl", "--out", out)
+        run_well(replay, CASES / "responses.jsonl", "--out", out)
     results = json.loads((out / "results.json").read_text())
     found = results["results"]["replay"]["replay"]
     assert results["differences"]["\x1b"]["replay"]["mean"] == 0.5
@@ -182,7 +184,7 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys, assert_refused):
     assert_refused(evaluation.main, ["--from", out], "settings.json has no replay on replay")
 
 
-@pytest.mark.parametrize("case", cases("rows.jsonl"))
+@pytest.mark.parametrize("case", cases("rows.jsonl", CASES))
 def test_rows_of_another_type_are_named(case, tmp_path, assert_refused):
     """Such rows are not graded, and no folder is made."""
     files.append_rows(tmp_path / "rows.jsonl", [case["row"]])
@@ -223,7 +225,7 @@ def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
     chosen = tables.select_checkpoints(runs, "Qwen2.5-Math-7B")
     assert chosen.keys() == {"a\x1b", "b"} and chosen["b"]["best_average"] == pytest.approx(0.3)
     assert [chosen["a\x1b"][name] for name in ("last", "best")] == ["3", "2"]
-    assert capsys.readouterr().out == text_of("selection.txt")
+    assert capsys.readouterr().out == (CASES / "selection.txt").read_text()
 
 
 def test_runs_are_selected_by_saved_evaluations(tmp_path, monkeypatch, capsys, assert_refused):

@@ -1,6 +1,5 @@
 """Tokenizers and small models, untrained, some with the layout of a large one."""
 
-import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     AutoConfig,
@@ -13,7 +12,6 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
-from lab.tools import lora
 from tasks import toy
 
 CHAT_TEMPLATE = (
@@ -95,20 +93,6 @@ def save_model(folder, model, tokenizer=None) -> str:
     model.save_pretrained(folder)
     (tokenizer or toy.make_tokenizer()).save_pretrained(folder)
     return str(folder)
-
-
-def add_adapter(model, rank: int = 2, std: float = 0.3):
-    """The model with an adapter that has learned something."""
-    lora.add(model, seed=0, rank=rank)
-    return fill_adapter(model, std)
-
-
-def fill_adapter(model, std: float = 0.3):
-    """The model, whose adapter has learned something by now."""
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=std)
-    return model
 
 
 class NumberTokenizer:

@@ -7,12 +7,14 @@ from collections.abc import Callable
 
 import pytest
 
-SAMPLING = ("harness.sampling", "harness.evaluation", "lab.studies.prefixes")
+SAMPLING = "harness.sampling", "harness.evaluation"
 
 
-def replace_sampler(monkeypatch: pytest.MonkeyPatch, rollout: Callable | None) -> None:
-    """Let `rollout` answer in the model's place; None: nothing may be sampled."""
-    for module in SAMPLING:
+def replace_sampler(
+    monkeypatch: pytest.MonkeyPatch, rollout: Callable | None, *others: str
+) -> None:
+    """Let `rollout` answer in the model's place, in other modules too; None: nothing is sampled."""
+    for module in [*SAMPLING, *others]:
         monkeypatch.setattr(f"{module}.rollout", rollout)
 
 
