@@ -14,7 +14,7 @@ from builders.stand_ins import generate_together, replace_sampler
 import eval as command
 from grpo import rollout
 from harness import files
-from harness.config import Embedded
+from harness.eval_config import Embedded
 from harness.files import read_lines
 from tasks import toy
 
