@@ -5,7 +5,7 @@
     python eval.py --model BASE runs/NAME --bench code                 # two models, side by side
     python eval.py --model runs/NAME/start runs/NAME                   # before and after training
     python eval.py --model PATH --bench math500 --data math500=FILE    # a local copy of a set
-    python eval.py --model runs/A/checkpoints/*/model --bench math     # then python -m lab.tools.tables
+    python eval.py --model runs/A/checkpoints/*/model --bench math     # models of --keep-models
     python eval.py --from evals/NAME                                   # the saved table again
 
 `harness/evaluation.py` describes the protocol (the paper's), the numbers and their errors. The

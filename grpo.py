@@ -175,7 +175,7 @@ def hf_generate(
     """transformers' `generate`, for any model and device: (b, P) -> (b, T) ids.
 
     `pad` fills a row after its stop token. `loop` replaces the decoding loop, and `generate_kwargs`
-    go to transformers: `lab.fast.generate` uses both. `rollout` takes any function of this signature.
+    go to transformers. `rollout` takes any function of this signature.
     """
     config = GenerationConfig(
         do_sample=temperature > 0,
@@ -320,7 +320,7 @@ class Policy(torch.nn.Module):
 
     A module and not a function because sharding gathers the outermost weights around its root's
     forward (`harness/fsdp.py`): base model and head both have to run inside one such forward.
-    `lab.fast.packing` has a layout without padding.
+    `--use lab.fast` has a layout without padding.
     """
 
     def __init__(self, model: PreTrainedModel, layout: Layout = PADDED) -> None:

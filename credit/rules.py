@@ -87,7 +87,7 @@ def shear(batch: Batch, context: Context) -> Tensor:
 def weigh(
     context: Context, hidden: Tensor, mask: Tensor, correct: Tensor, **hooks: Callable
 ) -> Weighed:
-    """`shear.shear_weights` of a group, with the run's settings and hooks, or with other `hooks`."""
+    """`shear.shear_weights` of a group, with the run's settings, and its hooks or other `hooks`."""
     settings = context.shear
     hooks = {"closest": closest_spans} | context.hooks | hooks
     hooks["closest"] = partial(hooks["closest"], max_iters=settings.max_iters, tol=settings.tol)

@@ -1,7 +1,7 @@
 """Every setting of `eval.py`, as `harness/config.py` has those of `train.py`; without torch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import tyro
@@ -78,7 +78,7 @@ class EvalConfig:
     """Seeds; with several, also print mean and standard deviation over them."""
     protocol: Protocol = Protocol()
     embedded: Embedded = Embedded()
-    machine: Machine = Machine()
+    machine: Machine = field(default_factory=Machine)
 
 
 def parse_eval(argv: Sequence[str] | None = None) -> EvalConfig:

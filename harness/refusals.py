@@ -48,12 +48,8 @@ EFFECTS = (
     Effect("toy_width", "--task embedded, without --model", makes_model),
     Effect(
         "warmup_steps",
-        "--task words, --data, or --task embedded without --model",
-        lambda config: (
-            (TASKS[config.task].makes_problems and not config.task == "embedded")
-            or bool(config.problems.data)
-            or makes_model(config)
-        ),
+        "lessons; --task embedded has none for --model",
+        lambda config: config.task != "embedded" or makes_model(config),
     ),
     Effect(
         "data",

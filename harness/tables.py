@@ -83,8 +83,8 @@ def print_tables(
     """Print protocol and data, a table per model, and several models side by side.
 
     `settings` is the content of settings.json. `results` has model -> benchmark -> result,
-    `differences` model -> benchmark -> `evaluation.paired_difference` from the first model. `columns`
-    adds cells to a row, given the model's entry of the settings and the rows' benchmarks.
+    `differences` model -> benchmark -> `evaluation.paired_difference` from the first model.
+    `columns` adds cells to a row, given the model's entry of the settings and its benchmarks.
     """
     data = settings["data"]
     for name, entry in ({"protocol": settings["protocol"]} | data).items():

@@ -9,8 +9,8 @@ loop computes every row until the last one has ended. All else is `generate`'s: 
 processors, stopping criteria. Greedy output is the same; sampled tokens are drawn from the same
 softmax, and are the same until rows leave.
 
-Left out, and read once per rollout: prompts of fewer than `lab.fast.packing.SHORT` tokens, prompts of
-models that do not pass `lab.fast.packing.attends_fully`, and a beginning that different prompts share.
+Left out, and read once per rollout: prompts of fewer than `packing.SHORT` tokens, prompts of models
+that do not pass `packing.attends_fully`, and a beginning that different prompts share.
 Left out, and computed by transformers' loop: caches that cannot drop rows, such as the states of
 linear attention, alone or beside keys and values. Refilling the batch with other prompts.
 """
