@@ -213,12 +213,12 @@ def every_pair(costs: Tensor, right: Spans, wrong: Spans, distance: Measure) -> 
     rows = len(right.mass)
     columns = len(wrong.mass)
     size = right.mass.shape[1] * wrong.mass.shape[1]  # costs of a pair
+    at_once = max(1, TILE.get(costs.device.type, TILE["cpu"]) // size)  # pairs
     # one allocation: growing lists would fragment a GPU's memory
     distances = costs.new_empty(rows * columns)
-    for pairs in torch.arange(rows * columns, device=costs.device).split(
-        max(1, TILE[costs.device.type] // size)
-    ):
-        k, l = pairs // columns, pairs % columns  # noqa: E741 - the paper's letters
+    for pairs in torch.arange(rows * columns, device=costs.device).split(at_once):
+        k = pairs // columns  # (P,)
+        l = pairs % columns  # (P,)  # noqa: E741 - the paper's letters
         blocks = costs[right.tokens[k][:, :, None], wrong.tokens[l][:, None]]  # (P, n, m)
         distances[pairs] = distance(blocks, right.mass[k], wrong.mass[l])
     return distances.view(rows, columns)
