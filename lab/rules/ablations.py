@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context
-from credit.rules import rule, shear, weigh
+from credit.rules import log_distances, rule, shear, weigh
 from shear import (
     Closest,
     Side,
@@ -149,5 +149,7 @@ def shear_rollout(batch: Batch, context: Context) -> Tensor:
     """A_t = A omega_t, every rollout's weights scaled to the group's mean weight."""
     omega = []
     for _, hidden, mask, correct in batch.groups():
-        omega.append(even_out(weigh(context, hidden, mask, correct).omega, mask))
+        weighed = weigh(context, hidden, mask, correct)
+        omega.append(even_out(weighed.omega, mask))
+        log_distances(batch, context, weighed)
     return shear_advantages(batch.advantages, torch.cat(omega))
