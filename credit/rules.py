@@ -79,8 +79,7 @@ def shear(batch: Batch, context: Context) -> Tensor:
     for _, hidden, mask, correct in batch.groups():
         weighed = weigh(context, hidden, mask, correct)  # Alg. 1 lines 1-16
         omega.append(weighed.omega)  # (G, T)
-        if mask.any():
-            log_distances(batch, context, weighed)
+        log_distances(batch, context, weighed, mask)
     return shear_advantages(batch.advantages, torch.cat(omega))  # Alg. 1 line 18, Step 4
 
 
@@ -103,8 +102,10 @@ def weigh(
     )
 
 
-def log_distances(batch: Batch, context: Context, weighed: Weighed) -> None:
+def log_distances(batch: Batch, context: Context, weighed: Weighed, mask: Tensor) -> None:
     """Log nbar, eps in its units, and how well the distances of a group are solved."""
+    if not mask.any():  # no rollout of the group has a verdict
+        return
     batch.log("nbar", torch.tensor(weighed.nbar))
     batch.log("eps_over_nbar", torch.tensor(context.shear.eps_over(weighed.nbar)))
     closest = weighed.closest

@@ -151,5 +151,5 @@ def shear_rollout(batch: Batch, context: Context) -> Tensor:
     for _, hidden, mask, correct in batch.groups():
         weighed = weigh(context, hidden, mask, correct)
         omega.append(even_out(weighed.omega, mask))
-        log_distances(batch, context, weighed)
+        log_distances(batch, context, weighed, mask)
     return shear_advantages(batch.advantages, torch.cat(omega))
