@@ -17,9 +17,7 @@ from tasks.errors import BadInput
 INSTALL = "pip install -r lab/requirements.txt"
 
 
-def command(
-    name: str, function: Callable[..., int | None]
-) -> Callable[[Sequence[str] | None], int]:
+def command(name: str, function: Callable[..., int | None]) -> Callable[..., int]:
     """The `main` of `python -m NAME`, which calls the function; it returns the exit status.
 
     The status is that of the function, 2 for bad input, 130 after Ctrl-C.

