@@ -25,6 +25,7 @@ from credit.settings import Shear
 from harness import files
 from harness.config import TrainConfig
 from harness.run import Run
+from harness.tables import percent
 from rewards import Verdict, rewards_of
 from shear import span_bounds
 from tasks.errors import printable
@@ -52,11 +53,6 @@ RARE = {
     "sign_changes": "flip",
     "replaced": "replaced",
 }
-
-
-def percent(value: float, error: float) -> str:
-    """A share and its error in percent: 35.2 ± 1.4; "-" for NaN."""
-    return "-" if math.isnan(value) else f"{100 * value:.1f} ± {100 * error:.1f}"
 
 
 class Clock:

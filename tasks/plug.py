@@ -8,6 +8,7 @@ An option is a keyword argument: its default tells its type, `Literal` its choic
 
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar, get_args, get_origin
@@ -79,4 +80,7 @@ def read(text: str, hint: Any, default: Any) -> object:
         if text not in ("yes", "no"):
             raise ValueError("must be yes or no")
         return text == "yes"
-    return type(default)(text)
+    value = type(default)(text)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("must be finite")
+    return value

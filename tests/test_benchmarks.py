@@ -25,6 +25,7 @@ from harness import evaluation, tables
 from harness.eval_config import Protocol
 from harness.evaluation import Sampler, describe_set, pass_at_k, summarise
 from harness.files import append_rows, read_lines, write_rows
+from harness.models import context_of
 from harness.run import Ranks
 from tasks import benchmarks, toy
 from tasks.benchmarks import BENCHMARKS, SUITES, Loaded, livecodebench_row, load_benchmark
@@ -171,8 +172,8 @@ def test_several_benchmarks_end_in_their_average():
     gaps = {name: {"mean": 0.1, "error": 0.06} for name in models["a"]}
     gaps["amc23"]["error"] = 0.05
     lines = tables.result_table(models["a"], data, partial(tables.no_columns, {}))
-    assert "30.0 ± 0.4" in lines[-1]
-    assert "3" in lines[4].split("|")[-2]  # those without a verdict are shown
+    assert any("average" in line and "30.0 ± 0.4" in line for line in lines)
+    assert any("amc23" in line and line.rstrip(" |").endswith("3") for line in lines)  # not graded
     marked = [line for line in tables.side_by_side(models, {"b": gaps}) if " * " in line]
     assert len(marked) == 1 and "amc23" in marked[0]
 
@@ -369,7 +370,7 @@ def test_the_limit_leaves_room_for_the_prompt(stand_in, tiny, ask):
     The lowest limit holds: the set's own, or the protocol's.
     """
     model, tokenizer = tiny
-    context = evaluation.context_of(model)
+    context = context_of(model)
     problems = [*toy.make_problems(0, 2, 2, 0)[1], {"problem": "1" * context, "answer": "1"}]
     problems = [problem | {"id": str(i)} for i, problem in enumerate(problems)]
     loaded = Loaded(BENCHMARKS["embedded"], problems, "made", "0")

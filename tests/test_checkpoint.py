@@ -22,7 +22,9 @@ from harness import checkpoint, files
 
 SIZES = f"{' '.join(RUN_FLAGS)} --seed 1 --save-every 1 --keep 9 --name run"
 # Some of the flags that a resumed run cannot change.
-KEPT = "--negative-scale .5,--window 3,--eps .1,--max-tokens 9,--temperature .5,--clip-high .5"
+KEPT = (
+    "--use builders.alternating,--window 3,--eps .1,--max-tokens 9,--temperature .5,--clip-high .5"
+)
 
 
 @pytest.fixture(scope="module")

@@ -117,7 +117,7 @@ class Forgetful:
 
 LEFT_ON_THE_CPU = [  # where, by which functions, and the method whose step meets it
     ("grpo", "zeros tensor", "grpo"), ("credit.batch", "tensor", "grpo"),
-    ("shear", "tensor arange empty", "shear"), ("sinkhorn", "arange", "shear"),
+    ("shear", "tensor arange", "shear"), ("sinkhorn", "arange", "shear"),
     ("credit.batch", "full", "shear"), ("credit.measures", "arange", "shear"),
 ]  # fmt: skip
 

@@ -67,15 +67,11 @@ def test_a_run_leaves_what_it_promises(learning):
     samples = read_lines(learning / "samples.jsonl")
     assert len(samples) == 16 * 8
     assert {"response", "reason", "first_error", "advantage"} <= samples[0].keys()
-    # a token's weight is the largest distance of its spans, where right opposes wrong
+    # where right does not oppose wrong, each weight is 1
     for row in samples:
         weights = row["weights"]["shear"]
-        spans = row.get("spans", [])
-        assert len(row["tokens"]) == len(weights) and bool(spans) == (row["advantage"] != 0)
-        for place, weight in enumerate(weights):
-            covering = [far for begin, end, far, *_ in spans if begin <= place < end]
-            assert weight == pytest.approx(max(covering, default=1), abs=2e-4)
-    assert (learning / "curve.png").read_bytes()[:4] == b"\x89PNG"
+        assert len(row["tokens"]) == len(weights)
+        assert (set(weights) == {1.0}) == (row["advantage"] == 0)
     model = AutoModelForCausalLM.from_pretrained(learning / "model")
     tokenizer = AutoTokenizer.from_pretrained(learning / "model")
     logits = model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits

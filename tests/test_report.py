@@ -84,18 +84,17 @@ def test_step_metrics_are_those_of_the_batch(step):
 
 
 def test_samples_are_of_the_first_mixed_group(step):
-    """Rows have verdicts, the true first error, one weight per token, and the rollout's spans."""
+    """Rows have verdicts, the true first error and one weight per token."""
     tokenizer, task, batch, weights = step
-    batch.closest = [[]] * 2
     right, wrong = sample_rows(6, tokenizer, task, batch, {"shear": weights})
     expected = {"response": RIGHT, "reason": "correct", "first_error": None}
     assert expected.items() <= right.items()
     expected = {"response": WRONG, "score": 0.0, "first_error": (0, "arith", 12, 10), "step": 7}
-    expected |= {"spans": [], "weights": {"shear": pytest.approx([0.1] * 12 + [0.9] * 4)}}
+    expected |= {"weights": {"shear": pytest.approx([0.1] * 12 + [0.9] * 4)}}
     assert {name: wrong[name] for name in expected} == expected and wrong["advantage"] < 0
     assert "".join(wrong["tokens"]) == WRONG + "<eos>"
     first = sample_rows(6, tokenizer, task, batch, {"shear": weights}, group=0)
-    assert [(row["response"], "spans" in row) for row in first] == [(WRONG, False)] * 2
+    assert [row["response"] for row in first] == [WRONG] * 2
     of_one = credit_vs_first_error(tokenizer, task, batch, "shear")
     assert of_one["samples"] == [row | {"step": 0} for row in first]
 
@@ -132,11 +131,7 @@ def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
         " 1/40  0.430    1.00       0.06      64   0.02    0.036  0.26±0.17  0.75  0.051     2.1",
     ]
     rare = METRICS | dict(infra_errors=1234, skipped=1, sign_changes=1 / 3, step=2)
-    rare["bench"] = {"embedded": {"mean": 0.5, "error": 0.125}}
-    assert log.step_lines(rare, 40, 1)[1:] == [
-        "       infra 1234  skipped 1  flip 0.3333",
-        "  on benchmarks: embedded 50.0 ± 12.5",
-    ]
+    assert log.step_lines(rare, 40, 1)[1:] == ["       infra 1234  skipped 1  flip 0.3333"]
     assert [len(log.step_lines(METRICS, 40, shown)) for shown in (1, 19, 20, 21)] == [1, 1, 3, 1]
 
 
@@ -149,6 +144,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     config = config_from(["--generate-batch", "512"])
     folder = Path("runs/embedded-shear-1")
     folder.mkdir(parents=True)
+    monkeypatch.setattr(log, "has_lab", lambda: True)  # also where it was removed
     log.print_plan(config, folder, ["a note of many words " * 6, "a key \x1b[31m\u202e"])
     example = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
     after = BEFORE | {"greedy": (0.893, 0.014, 512), "sampled": (0.666, 0.029, 512)}
@@ -164,7 +160,7 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     assert printed == text_of("plan_and_end.txt")
     first, last = files.read_lines(folder / "metrics.jsonl")
     assert first.keys() == {"before"} and last.keys() == {"after"}
-    assert "samples" not in last["after"] and (folder / "curve.png").exists()
+    assert "samples" not in last["after"]
     for when in ("before", "after"):
         assert files.read_lines(folder / f"{when}.jsonl") == rows
     log.print_before(config_from(["--window", "14"]), folder, BEFORE)

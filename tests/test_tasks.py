@@ -108,26 +108,16 @@ def test_a_training_task_refuses_copies(qwen, tmp_path):
     assert [v.reason for v in task.verdicts(rows[:1], rollouts)] == ["copied", "correct"]
 
 
-@pytest.mark.parametrize(
-    "method, context, dropped", [("grpo", 259, 1), ("rlsd", 259, 2), ("sdpo", 268, 1)]
-)
-def test_prompts_that_leave_no_room_are_dropped_and_counted(
-    method, context, dropped, qwen, tmp_path
-):
-    """Prompts of more than 250 tokens are dropped, where a token is a byte.
-
-    One has 300 letters; one has 100 and is dropped where its answer of 60 is told. sdpo shows a
-    response, which takes room, too.
-    """
+def test_prompts_that_leave_no_room_are_dropped_and_counted(qwen, tmp_path):
+    """Prompts of more than 250 tokens are dropped, where a token is a byte: one has 300 letters."""
     long = [{"problem": "x" * 300, "answer": "1"}, {"problem": "x" * 100, "answer": "1" * 60}]
-    words = f"--max-tokens 9 --heldout 2 --eval-groups 2 --template chat --method {method}"
-    words += " --grade-timeout 3"
-    _, task, notes = made_task(qwen, tmp_path, numbered(5) + long, context, words)
+    words = "--max-tokens 9 --heldout 2 --eval-groups 2 --template chat --grade-timeout 3"
+    _, task, notes = made_task(qwen, tmp_path, numbered(5) + long, 259, words)
     data = f"data {tmp_path / 'x.jsonl'}: 7 of 7 rows"
-    dropped_note = f"{dropped} problems dropped: prompts of over 250 tokens"
-    assert [*notes[:2], notes[-1]] == [data, "template chat", dropped_note]
+    dropped = "1 problems dropped: prompts of over 250 tokens"
+    assert [*notes[:2], notes[-1]] == [data, "template chat", dropped]
     assert task.grade.keywords == {"timeout_s": 3}
-    assert (len(task.train), len(task.heldout)) == (5 - dropped, 2)
+    assert (len(task.train), len(task.heldout)) == (4, 2)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +125,6 @@ def test_prompts_that_leave_no_room_are_dropped_and_counted(
     [
         ("", (7, 31, 31, 256)),
         ("--heldout 6 --max-tokens 9", (6, 32, 32, 9)),
-        ("--method sdpo", (7, 31, 31, 170)),
         ("--prompts-per-step 8", (7, 8, 8, 256)),
         ("--prompts-per-update 4", (7, 28, 4, 256)),
         ("--prompts-per-step 24 --heldout 18", (18, 24, 24, 256)),

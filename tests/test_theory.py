@@ -23,7 +23,15 @@ from scipy import stats
 from scipy.optimize import linear_sum_assignment, linprog
 from torch.nn.utils.rnn import pad_sequence
 
-from shear import closest_spans, shear_advantages, shear_weights, span_bounds
+from shear import (
+    closest_of,
+    closest_spans,
+    every_pair,
+    shear_advantages,
+    shear_weights,
+    span_bounds,
+    token_weights,
+)
 from sinkhorn import sinkhorn
 
 RADIUS = 1.0  # (A2)'s M
@@ -154,6 +162,24 @@ def test_lemma_1_w_eps_lies_between_w1_and_w1_plus_eps_log_n():
     sharp(lambda kl=divergences: np.allclose(values, costs + eps * kl, atol=1e-6), kl=entropies)
 
 
+def closest_by_cost(costs, right, wrong, eps, **solver):
+    """The false twin of `closest_spans`: the transport cost alone, without Eq. (10)'s KL term."""
+
+    def cost(blocks, a, b):
+        return sinkhorn(blocks, a, b, eps=eps, **solver).value_linear
+
+    return closest_of(every_pair(costs, right.spans, wrong.spans, cost))
+
+
+def mean_weights(distances, spans):
+    """The false twin of `token_weights`: the mean over the spans that cover a token."""
+    real = spans.mass > 0
+    covering = distances[:, None].expand_as(real)[real]
+    tokens = spans.tokens[real]
+    omega = distances.new_zeros(int(tokens.max()) + 1)
+    return omega.scatter_reduce(0, tokens, covering, "mean", include_self=False)
+
+
 def test_lemma_1_weights_of_equal_spans_are_the_floor_of_the_value_in_units_of_nbar():
     """For two sides alike whose n tokens lie far apart, omega = eps log n; their norm is 7."""
     hidden = 7 * torch.eye(16).expand(2, 16, 16)
@@ -163,9 +189,7 @@ def test_lemma_1_weights_of_equal_spans_are_the_floor_of_the_value_in_units_of_n
         omega = weights(hidden, mask, torch.tensor([1, 0]), window=16, stride=16, **settings)
         return np.allclose(omega, factor * 0.05 * math.log(16), atol=1e-4)
 
-    sharp(claim, [dict(factor=1.2)], factor=0.8, reading="cost", eps_unit="raw")
-    plain = shear_weights(hidden, mask, torch.tensor([1, 0]), window=16, stride=16).omega
-    assert np.allclose(plain, 0.05 * math.log(16), atol=1e-4)
+    sharp(claim, [dict(factor=1.2)], factor=0.8, closest=closest_by_cost, eps_unit="raw")
 
 
 def test_appendix_b_w_eps_keeps_an_order_of_spans_only_beyond_eps_log_n():
@@ -178,7 +202,7 @@ def test_appendix_b_w_eps_keeps_an_order_of_spans_only_beyond_eps_log_n():
     eps = 0.35
     axes = np.eye(18)
 
-    def claim(gap=1.05, reading="value"):
+    def claim(gap=1.05, closest=closest_spans):
         own = [*7 * axes[:16], *[7 * axes[16] + gap * eps * math.log(n) * axes[17]] * n]
         hidden, mask, _ = as_group([[*7 * axes[:16], *[7 * axes[16]] * n], own])
         near, far = weights(
@@ -189,12 +213,12 @@ def test_appendix_b_w_eps_keeps_an_order_of_spans_only_beyond_eps_log_n():
             stride=n,
             eps=eps,
             eps_unit="raw",
-            reading=reading,
+            closest=closest,
         )[1, [0, n]]
         return far > near + 1e-3
 
     sharp(claim, gap=0.8)
-    assert claim(gap=0.8, reading="cost")
+    assert claim(gap=0.8, closest=closest_by_cost)
 
 
 def test_assumption_a3_rate_holds_at_three_dimensions_and_not_at_two_or_one():
@@ -459,10 +483,10 @@ def test_h1_max_pooling_keeps_the_post_divergence_distance_and_mean_pooling_dilu
 
     sides = hidden, torch.ones(2, length), torch.tensor([1, 0])
 
-    def drifted(stride=1, pool="max"):
+    def drifted(stride=1, pool=token_weights):
         return weights(*sides, window=window, stride=stride, pool=pool)[1] / math.sqrt(2)
 
-    def reach(stride=1, pool="max", back=window - 1):
+    def reach(stride=1, pool=token_weights, back=window - 1):
         # of the last span that covers a token, the most drifted one
         starts = torch.arange(length) // stride * stride
         shares = ((starts + window - tau) / window).clamp(0, 1)
@@ -470,9 +494,9 @@ def test_h1_max_pooling_keeps_the_post_divergence_distance_and_mean_pooling_dilu
         begins = (measured > 1e-4).nonzero()[0] == tau - back
         return begins and np.allclose(measured, shares, atol=1e-4)
 
-    assert drifted(pool="mean")[tau] == pytest.approx((window + 1) / (2 * window), rel=1e-4)
+    assert drifted(pool=mean_weights)[tau] == pytest.approx((window + 1) / (2 * window), rel=1e-4)
     assert drifted()[tau] == pytest.approx(1, abs=1e-4)
-    sharp(reach, back=window, pool="mean", stride=5)
+    sharp(reach, back=window, pool=mean_weights, stride=5)
     assert reach(stride=5, back=5)
 
 

@@ -20,9 +20,18 @@ def random_group(seed: int = 0, lengths=(17, 12, 4, 20, 9), dim: int = 5, shared
     return hidden, mask, (rollouts == 1) | (rollouts == 3)
 
 
-def weigh(hidden, mask, correct, *, max_iters: int = 100, tol: float = 1e-3, **options) -> Weighed:
-    """`shear_weights`, with other limits of the solver."""
-    closest = partial(closest_spans, max_iters=max_iters, tol=tol)
+def weigh(
+    hidden,
+    mask,
+    correct,
+    *,
+    closest=closest_spans,
+    max_iters: int = 100,
+    tol: float = 1e-3,
+    **options,
+) -> Weighed:
+    """`shear_weights`, with another hook `closest` or other limits of the solver."""
+    closest = partial(closest, max_iters=max_iters, tol=tol)
     return shear_weights(hidden, mask, correct, closest=closest, **options)
 
 
