@@ -10,6 +10,7 @@ from credit.measures import group_moments
 from credit.rules import rule
 from lab.rules.oar import needs_box
 from lab.tools import reward_model
+from lab.tools.teacher import load_for
 
 if TYPE_CHECKING:
     from harness.run import Run
@@ -21,7 +22,7 @@ def load(run: "Run", *, model: str = "", **options: object) -> None:
     Raises BadInput for programs, where there is no model, or where it cannot score steps.
     """
     needs_box(run)
-    run.context.kept["prm"] = reward_model.load_for(run, model)
+    run.context.kept["prm"] = load_for(run, model)
 
 
 def step_scores(batch: Batch, context: Context) -> list[tuple[Tensor, Tensor]]:

@@ -87,8 +87,8 @@ from lab.studies.prefixes import (
     score_group,
     span_table,
 )
-from lab.tools.reward_model import load_for
 from lab.tools.spans import closest_in
+from lab.tools.teacher import load_for
 from tasks.errors import BadInput
 from tasks.plug import look_up, use
 from tasks.problems import empty_task

@@ -18,10 +18,10 @@ from lab.tools import teacher
 from lab.tools.reward_model import (
     SEPARATOR,
     ProcessRewardModel,
-    load_for,
     load_reward_model,
     score_steps,
 )
+from lab.tools.teacher import load_for
 from tasks import toy
 from tasks.errors import BadInput
 from tasks.problems import Task

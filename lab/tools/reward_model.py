@@ -40,10 +40,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2Model, Qwen2
 
 from credit.tokens import char_starts
 from grpo import Rollouts, cat_padded, pack
-from harness import files, fsdp
-from harness.load import heldout_prompts
 from harness.models import check_embedded, check_finite, load_tokenizer, load_weights
-from harness.run import Run, save_pretrained
 from tasks.errors import BadInput
 from tasks.problems import INSTRUCTIONS
 
@@ -173,34 +170,3 @@ def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> Re
     check_embedded(FLAG, name, model, tokenizer, [ids])
     check_finite(FLAG, name, model)
     return model.eval().requires_grad_(False), tokenizer
-
-
-def load_for(run: Run, name: str) -> RewardModel:
-    """The process reward model of a name; without one, the embedded task's, `prm/` in the run.
-
-    That is taught unless it is there. Raises BadInput where there is none.
-    """
-    config = run.config
-    context = run.context
-    device = run.ranks.device
-    if name:
-        return load_reward_model(name, device, getattr(torch, config.machine.dtype))
-    if config.task != "embedded":
-        raise BadInput(
-            f"--method {config.credit.method}: needs a process reward model; add "
-            f"--method-option model={EXAMPLE}"
-        )
-    folder = run.folder / "prm"
-    if run.ranks.main and not config.checkpoints.resume and not folder.exists():
-        from lab.tools import teacher  # which imports this file
-
-        model, tokenizer = teacher.make_prm(
-            context.policy.model,
-            config.problems.toy_lines,
-            heldout_prompts(context.task),
-            seed=config.seed,
-        )
-        with files.whole_folder(folder) as draft:
-            save_pretrained(model, tokenizer, draft)
-    fsdp.gather(None, run.ranks)  # until it is there
-    return load_reward_model(str(folder), device, torch.float32)

@@ -2,6 +2,7 @@
 
     make_prm(policy, lines, forbidden, seed=1)  -> `reward_model.RewardModel`: model and tokenizer
     good_lines(problem, response)               -> which lines come before the first error
+    load_for(run, name)                         -> the reward model of a name, or this one
 
 It learns which lines come before the first error, from demonstrations alone. It may call a line
 good whose fault is in no demonstration: a line left out or repeated, a wrong box.
@@ -14,7 +15,18 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import AddedToken, PreTrainedModel, Qwen2Config
 
-from lab.tools.reward_model import SEPARATOR, ProcessRewardModel, RewardModel, encode
+from harness import files, fsdp
+from harness.load import heldout_prompts
+from harness.run import Run, save_pretrained
+from lab.tools.reward_model import (
+    EXAMPLE,
+    SEPARATOR,
+    ProcessRewardModel,
+    RewardModel,
+    encode,
+    load_reward_model,
+)
+from tasks.errors import BadInput
 from tasks.lessons import pad_right, teach
 from tasks.toy import IDS, LINE, SYMBOL, apply, demonstrations, first_error, make_tokenizer
 
@@ -85,3 +97,32 @@ def _right_result(line: str) -> int:
     """The id of the digit that a line of work should end with, given the values it puts in."""
     match = LINE.fullmatch(line)
     return IDS[str(apply(match[4], int(match[6]), int(match[8])))] if match else NO_RESULT
+
+
+def load_for(run: Run, name: str) -> RewardModel:
+    """The process reward model of a name; without one, the embedded task's, `prm/` in the run.
+
+    That is taught unless it is there. Raises BadInput where there is none.
+    """
+    config = run.config
+    context = run.context
+    device = run.ranks.device
+    if name:
+        return load_reward_model(name, device, getattr(torch, config.machine.dtype))
+    if config.task != "embedded":
+        raise BadInput(
+            f"--method {config.credit.method}: needs a process reward model; add "
+            f"--method-option model={EXAMPLE}"
+        )
+    folder = run.folder / "prm"
+    if run.ranks.main and not config.checkpoints.resume and not folder.exists():
+        model, tokenizer = make_prm(
+            context.policy.model,
+            config.problems.toy_lines,
+            heldout_prompts(context.task),
+            seed=config.seed,
+        )
+        with files.whole_folder(folder) as draft:
+            save_pretrained(model, tokenizer, draft)
+    fsdp.gather(None, run.ranks)  # until it is there
+    return load_reward_model(str(folder), device, torch.float32)

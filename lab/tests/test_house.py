@@ -1,0 +1,122 @@
+"""The whole house: what the lab imports, links of the docs, and names that they say in backticks.
+
+All of it is read from the files' own text. tests/test_house.py reads the core.
+"""
+
+import ast
+import re
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+from builders.case_files import ROOT
+
+PAPER = {"sinkhorn", "shear", "grpo", "rewards", "train", "eval"}
+CORE = ["credit", "grading", "harness", "tasks"]
+SOURCES = [*ROOT.glob("*.py"), *(path for room in CORE for path in (ROOT / room).rglob("*.py"))]
+LAB = list((ROOT / "lab").rglob("*.py"))
+TESTS = list((ROOT / "tests").rglob("*.py"))
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*.md")]
+PAGES += ROOT.glob("lab/**/*.md")
+PAGES += ROOT.glob("lab/learn/*.ipynb")
+PROSE = re.compile(r'(?s)""".*?"""|#[^\n]*')  # of code
+ROOMS = "|".join([*PAPER, *CORE, "lab", "docs", "tests"])
+OURS = re.compile(rf"`(?:--(?:no-)?|(?:{ROOMS})[./])([\w./-]+)")
+# Flags of other programs, and the ending of `train.py`.
+OTHERS = {"py", "num_processes", "index_url", "custom_advantage_function_path", "bf16"}
+OTHERS.add("custom_megatron_before_log_prob_hook_path")
+
+
+def imported(path: Path, top: bool = False) -> set[str]:
+    """The dotted names of all imports of a file, anywhere in it or at its top alone."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = set()
+    for node in tree.body if top else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def dotted(path: Path) -> str:
+    """A module's name."""
+    return path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+
+
+def test_no_file_imports_itself_in_a_circle():
+    """Each file can be read after what it imports."""
+    files = [path for path in SOURCES + LAB if "tests" not in path.parts]
+    TopologicalSorter({dotted(path): imported(path) for path in files}).prepare()  # raises
+
+
+def test_nothing_but_records_and_tests_imports_records_or_tests():
+    """The rest of the lab stands without what was measured with it."""
+    for path in LAB:
+        if not {"records", "tests"} & set(path.parts):
+            assert not [name for name in imported(path) if name.startswith(("lab.rec", "lab.te"))]
+
+
+def test_the_exercises_need_the_paper_s_files_alone():
+    """A learner reads these six files."""
+    for path in (ROOT / "lab" / "learn").glob("*.py"):
+        ours = {name.split(".")[0] for name in imported(path)} & {*PAPER, *CORE}
+        assert ours <= PAPER, path
+
+
+def test_what_few_need_is_imported_where_it_is_needed():
+    """`datasets` takes a second, and POT is for the table of `lab.studies.bench`."""
+    need = {"datasets": set(), "ot": set()}
+    for path in [*SOURCES, *LAB]:
+        if "tests" not in path.parts:
+            for name in imported(path, top=True):
+                need.get(name.split(".")[0], set()).add(dotted(path))
+    assert need == {"datasets": {"lab.bridges.train_trl"}, "ot": {"lab.studies.bench"}}
+
+
+@pytest.mark.parametrize("folder", ["tests", "lab/tests"])
+def test_every_table_of_cases_is_in_its_index(folder):
+    """cases/README.md has a row for each, and a test beside reads it."""
+    rows = {}
+    for line in (ROOT / folder / "cases" / "README.md").read_text().splitlines():
+        if line.startswith("| `"):
+            _, name, _, readers, _ = line.split("|")
+            rows[name.strip(" `")] = readers.strip().split(", ")
+    assert {path.name for path in (ROOT / folder / "cases").iterdir()} == {*rows, "README.md"}
+    for name, readers in rows.items():
+        for reader in readers:
+            assert name in (ROOT / folder / reader).read_text(), (name, reader)
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"(?m)^#+ (.+)$", page.read_text())
+    return {re.sub(r"[^\w\- ]", "", name.lower()).replace(" ", "-") for name in headings}
+
+
+def test_links_hold():
+    """Links within the repository have a target."""
+    for page in PAGES:
+        for target in re.findall(r'(?:\]\(|src="|srcset=")(?!http)([^)"\s]+)', page.read_text()):
+            path, _, anchor = target.partition("#")
+            file = page.parent / path if path else page
+            assert file.exists(), f"{page}: {target}"
+            assert not anchor or anchor in anchors_of(file), f"{page}: {target}"
+
+
+def test_names_in_backticks_exist():
+    """Flags, files and dotted names of ours exist, in guides, docstrings and comments.
+
+    Records may name code that was removed.
+    """
+    known = OTHERS | {path.stem.replace("-", "_") for path in [*PAGES, *SOURCES, *LAB, *TESTS]}
+    known |= {path.name for path in (ROOT / "lab").iterdir()}
+    texts = {page: page.read_text() for page in PAGES if "records" not in page.parts}
+    for path in [*SOURCES, *LAB]:
+        known |= set(re.findall(r"\w+", PROSE.sub("", path.read_text())))
+        if "records" not in path.parts:
+            texts[path] = "".join(PROSE.findall(path.read_text()))
+    for path, text in texts.items():
+        names = [re.sub(r"\.(py|md|ipynb)$", "", name) for name in OURS.findall(text)]
+        last = {re.split(r"[./]", name.strip("."))[-1].replace("-", "_") for name in names}
+        assert last - {""} <= known, f"{path}: {last - known}"
