@@ -97,6 +97,10 @@ def print_plan(config: TrainConfig, folder: Path, notes: Sequence[str]) -> None:
             f"spans of {shear.window} tokens, eps {shear.eps:g} {shear.eps_unit}: equal spans are "
             f"up to {floor:.2g} {shear.eps_unit} apart (the floor)"
         )
+    if config.use:
+        lines.append(f"functions of {', '.join(config.use)} in place of the core's")
+    elif config.model and has_lab():
+        lines.append("--use lab.fast gives the same numbers sooner")
     lines.append("settings: config.json; all metrics: metrics.jsonl")
     for line in lines:
         print(wrap(line), flush=True)

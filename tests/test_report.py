@@ -163,6 +163,13 @@ def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsy
     assert "samples" not in last["after"]
     for when in ("before", "after"):
         assert files.read_lines(folder / f"{when}.jsonl") == rows
+    used = config_from(["--use", "lab.fast", "lab.tools.page"])
+    for other, line in (
+        (config_from(["--model", "M"]), "  --use lab.fast gives the same numbers sooner\n"),
+        (used, "  functions of lab.fast, lab.tools.page in place of the core's\n"),
+    ):
+        log.print_plan(other, folder, [])
+        assert line in capsys.readouterr().out
     log.print_before(config_from(["--window", "14"]), folder, BEFORE)
     log.print_after(config, folder, BEFORE, after, [METRICS | {"grad_norm": 0.0}] * 2)
     printed = " ".join(capsys.readouterr().out.split())
