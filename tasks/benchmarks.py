@@ -2,7 +2,7 @@ r"""The paper's ten benchmarks, and the embedded task's held-out set: what they 
 
     load_benchmark("math500", ["file.jsonl"])  -> Loaded: problems, and where they are from
     embedded_set(lines, heldout, seed)         -> Loaded, of the embedded task
-    load_sets(names, data, ...)                -> those that --bench and --bench-data name
+    load_sets(names, data, ...)                -> those that --bench and --data of eval.py name
 
 Without files a benchmark comes from the hub.
 

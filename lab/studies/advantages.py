@@ -1,4 +1,4 @@
-"""Credit against the truth: how well its weights find the true first error, for `studies.diagnose`.
+"""Credit against the truth: how well its weights find the first error, for `lab.studies.diagnose`.
 
 How well do weights tell a wrong rollout's tokens from its first error on from those before it, and
 how far off does the largest weight lie (`measures.localisation`, `peak`)? For every credit method,
