@@ -31,9 +31,9 @@ def command(name: str, function: Callable[..., int | None]) -> Callable[..., int
 
 
 @contextmanager
-def packages() -> Iterator[None]:
+def packages(install: str = INSTALL) -> Iterator[None]:
     """Inside, a package that is not installed raises BadInput, which says how to install it."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise BadInput(f"{error.name} is not installed; {INSTALL}") from error
+        raise BadInput(f"{error.name} is not installed; {install}") from error

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from harness.run import Parts, Run
 
 PER_RANK = 2  # problems of a step, and held-out ones
-TOKENS = 24  # per response, at most
+TOKENS = 16  # per response, at most
 
 
 def use(parts: "Parts") -> None:
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "steps": 2,
         "prompts-per-step": PER_RANK * world,
         "prompts-per-update": PER_RANK * world,
-        "rollouts-per-prompt": 4,
+        "rollouts-per-prompt": 2,
         "heldout": PER_RANK * world,
         "eval-groups": world,
         "name": folder.name,

@@ -43,7 +43,7 @@ def track(
     settings = files.config_of(run)
     if settings is None:
         raise BadInput(f"{run}: is no run of train.py, which has a config.json; give its folder")
-    with packages():
+    with packages(f"pip install {tracker}"):
         log, finish = start(tracker, settings, run)
     waiting: list[dict] = []
     last = 0  # the last step that was read
