@@ -169,3 +169,19 @@ def test_a_run_killed_at_a_random_moment_goes_on_exactly(whole, cut):
     assert cut.exitcode in (-signal.SIGKILL, 0)  # a fast machine may have ended it first
     resume(cut.folder)
     assert_same_run(whole, cut.folder)
+
+
+def test_models_of_some_steps_are_kept_after_their_checkpoints(tmp_path, taught):
+    """`--keep-models 2` leaves the model of step 2 without its state; a resumed run leaves it, too."""
+    words = words_of(SIZES.replace("--keep 9", "--keep 1"), "--keep-models 2 --steps 3")
+    run_well(train, words, "--model", taught, "--out", tmp_path)
+    run = tmp_path / "run"
+
+    def left() -> dict[str, set[str]]:
+        return {path.name: {part.name for part in path.iterdir()} for path in files.steps_of(run)}
+
+    whole = {"model", "state", "complete.json"}
+    assert left() == {"step-000002": {"model"}, "step-000003": whole}
+    assert [path.name for path in files.checkpoints_of(run)] == ["step-000003"]
+    run_well(train, "--resume", run, "--steps 5")
+    assert left() == {"step-000002": {"model"}, "step-000004": {"model"}, "step-000005": whole}
