@@ -33,6 +33,7 @@ import torch
 import transformers
 from transformers import PreTrainedTokenizerBase
 
+from grpo import hf_generate
 from harness import evaluation, files, fsdp, tables
 from harness.command import resolve_machine, run_command
 from harness.evaluation import Sampler, paired_difference, summarise
@@ -145,6 +146,7 @@ def heldout_set(embedded: Embedded, models: list[str]) -> Loaded:
 
 def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
     """Evaluate every model on every benchmark, into `--out`; then print the tables."""
+    parts_of(config)  # raises for a wrong --use before anything is loaded
     models = find_models(config)
     names = list(config.bench) or [own_set(models)]
     # raises BadInput for a path that is no model
@@ -184,6 +186,15 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
             show(folder)
 
 
+def parts_of(config: EvalConfig) -> Parts:
+    """The functions of `--use`; raises BadInput where none of them is called here."""
+    parts = Parts(sample_step)
+    use(parts, config.use)
+    if config.use and parts.generate is hf_generate:
+        raise BadInput(f"--use {' '.join(config.use)}: changes no evaluation; leave it out")
+    return parts
+
+
 def evaluate_model(
     path: str,
     tokenizer: PreTrainedTokenizerBase,
@@ -214,8 +225,9 @@ def evaluate_model(
         "checksum": int(checksum),
     }
     batch = config.machine.generate_batch or settings["generate_batch"].get(path)
-    parts = Parts(sample_step)
-    use(parts, config.use)
+    if config.use:
+        settings["models"][path]["use"] = list(config.use)
+    parts = parts_of(config)
     sampler = Sampler(model.eval(), tokenizer, path, batch or 0, parts.generate)
     if not batch:
         batch = evaluation.choose_batch_of_model(sampler, sets, config.protocol, config.machine)

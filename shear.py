@@ -33,7 +33,7 @@ what are lines 5, 14 and 14 here.
 h_t is the last layer's state after the final norm, at the position of y_t itself.
 
 `shear_weights` has three hooks, each for a function of its default's signature: `distances`,
-`closest` and `pool`. Training passes none of them: what stands here is what runs. Whoever wants
+`closest` and `pool`. Training passes these defaults: what stands here is what runs. Whoever wants
 another distance of two spans writes a `Measure` and gives it to `every_pair`, as `closest_spans`
 does. `--use lab.fast` replaces two of them by functions that find the same numbers sooner.
 

@@ -187,11 +187,10 @@ def score_and_credit(run: Run, batch: Batch, clock: log.Clock) -> Batch:
     credit = run.config.credit
     blocks = []
     for block in batch.blocks():
-        block.log_probs, block.entropies, block.hidden = (
-            run.context.score(  # (b, T), (b, T), (n, d)
-                block.rollouts, keep_hidden=find(credit.method).needs_states
-            )
-        )
+        scores = run.context.score(block.rollouts, keep_hidden=find(credit.method).needs_states)
+        block.log_probs = scores.log_probs  # (b, T)
+        block.entropies = scores.entropies  # (b, T)
+        block.hidden = scores.hidden  # (n, d)
         clock.lap("score")
         block.token_advantages = assign_credit(block, run.context, credit)  # <- methods differ here
         block.hidden = None

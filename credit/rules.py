@@ -88,8 +88,8 @@ def weigh(
 ) -> Weighed:
     """`shear.shear_weights` of a group, with the run's settings, and its hooks or other `hooks`."""
     settings = context.shear
-    hooks = {"closest": closest_spans} | context.hooks | hooks
-    hooks["closest"] = partial(hooks["closest"], max_iters=settings.max_iters, tol=settings.tol)
+    others = context.hooks | hooks  # `distances` and `pool`, where they are not shear.py's
+    closest = others.pop("closest", closest_spans)
     return shear_weights(
         hidden,
         mask,
@@ -98,7 +98,8 @@ def weigh(
         stride=settings.stride,
         eps=settings.eps,
         eps_unit=settings.eps_unit,
-        **hooks,
+        closest=partial(closest, max_iters=settings.max_iters, tol=settings.tol),
+        **others,
     )
 
 

@@ -112,7 +112,7 @@ def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
     run.context.step = step
     if run.ranks.main:
         print(f"resumed after step {step} from {path}")
-        for old in discard_after(run.folder, step, run.config.checkpoints.keep_models):
+        for old in discard_after(run.folder, step):
             print(f"removed {old}, which comes after it")
         (run.folder / "after.jsonl").unlink(missing_ok=True)
         files.write_rows(run.folder / "metrics.jsonl", metrics)
@@ -171,15 +171,15 @@ def checksum_of(state: dict[str, Tensor]) -> int:
     return sum(int(checksum(full(tensor), 0)) for tensor in state.values())
 
 
-def discard_after(run: Path, step: int, keep_models: int) -> list[Path]:
+def discard_after(run: Path, step: int) -> list[Path]:
     """Remove and return checkpoints of later steps: a run that resumes from `step` writes its own.
 
-    Drafts go, too, and what a kill has left of a checkpoint that was being removed.
+    Drafts go, too, and what a kill has left of a checkpoint that was being removed. Models that
+    `--keep-models` has left stay.
     """
     later = [path for path in files.checkpoints_of(run) if files.step_of(path) > step]
     for path in files.steps_of(run):
-        is_whole = (path / "complete.json").exists()
-        if files.step_of(path) > step or not (is_whole or is_kept(path, keep_models)):
+        if files.step_of(path) > step:
             _remove(path)
     for draft in (run / "checkpoints").glob(".writing-*"):
         shutil.rmtree(draft)
@@ -187,9 +187,15 @@ def discard_after(run: Path, step: int, keep_models: int) -> list[Path]:
 
 
 def _remove(folder: Path, keep_model: bool = False) -> None:
-    """Remove a checkpoint, first what makes it one, so that a half-removed one is never chosen."""
+    """Remove a checkpoint, or all of it but its model; a half-removed one is never chosen."""
     (folder / "complete.json").unlink(missing_ok=True)
-    shutil.rmtree(folder / "state" if keep_model else folder, ignore_errors=True)
+    if keep_model:
+        shutil.rmtree(folder / "state", ignore_errors=True)
+    elif folder.exists():  # under the name of a draft, which goes when the run is resumed
+        gone = folder.with_name(f".writing-{folder.name}")
+        shutil.rmtree(gone, ignore_errors=True)
+        folder.rename(gone)
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _state(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:

@@ -71,7 +71,7 @@ class EvalConfig:
     saved: Annotated[OptionalText, tyro.conf.arg(name="from")] = None
     """Instead of --model: print the tables of the generations in this folder."""
     use: Texts = ()
-    """MODULE[:NAME=VALUE,...] whose use(run, ...) replaces how responses are generated."""
+    """MODULE[:NAME=VALUE,...] whose `use` replaces how responses are generated."""
     greedy: bool = False
     """Use temperature 0 and one response per problem."""
     seeds: Seeds = (0,)

@@ -70,16 +70,10 @@ def say_how_to_go_on(config: TrainConfig, folder: Path, ranks: Ranks) -> Iterato
             steps = f"{files.step_of(checkpoints[-1])} of {config.optimisation.steps} steps"
             command = resume_command(config, folder, checkpoints[-1])
             print(f"a checkpoint holds {steps}; resume with: {command}", file=sys.stderr)
-        elif (folder / "start" / LESSONS).exists():
-            print(
-                "the taught model is kept; the next run with these lessons takes it",
-                file=sys.stderr,
-            )
         elif (folder / "start").exists():
-            print(
-                f"the model as far as it was taught is kept; take it by --model {folder}/start",
-                file=sys.stderr,
-            )
+            is_whole = (folder / "start" / LESSONS).exists()
+            taught = "the taught model" if is_whole else "the model as far as it was taught"
+            print(f"{taught} is kept; take it by --model {folder}/start", file=sys.stderr)
         elif (
             isinstance(error, KeyboardInterrupt | BrokenPipeError)
             and not (folder / "samples.jsonl").exists()

@@ -1,20 +1,17 @@
 """Loading a run: its task, its model and tokenizer, refusing what would train wrongly.
 
     load_run(config, ranks)  -> Run, with problems and the whole model, which one rank could run
-    give_lessons(run)        teaches the model the lessons of its task, or takes a taught one
+    give_lessons(run)        teaches the model the lessons of its task
 
 What is loaded is checked here, before a step is taken, and what is small before weights are read:
 that folders and files are there, that every rank has work, that the model is one that can be
 trained and sampled as asked, that it fits, and that prompts and responses fit its context.
 """
 
-import hashlib
 import importlib
-import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -22,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from grpo import Policy
 from harness import files, fsdp, memory, models
 from harness.config import TrainConfig, flag, flat, with_values
-from harness.run import Parts, Ranks, Run, make_context, save_pretrained
+from harness.run import Parts, Ranks, Run, lessons_of_task, make_context, save_pretrained
 from harness.sampling import sample_step
 from tasks import toy
 from tasks.errors import BadInput
@@ -30,7 +27,7 @@ from tasks.plug import look_up, use
 from tasks.problems import Task, digest_of, split
 from tasks.settings import TASKS
 
-LESSONS = "lessons.json"  # beside a taught model: the digest of what it was taught
+LESSONS = "lessons.json"  # beside a model whose lessons were given to their end
 
 
 def load_run(config: TrainConfig, ranks: Ranks) -> Run:
@@ -39,6 +36,8 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
     Sizes that were not given fit the data. Raises BadInput, on all ranks alike.
     """
     with fsdp.together(ranks):
+        parts = Parts(sample_step)
+        use(parts, config.use)  # other functions in place of the core's
         if config.model:
             model, tokenizer = models.load_outline(config.model)
         else:
@@ -50,6 +49,10 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
         prompts = map(task.prompt, task.train + task.heldout)
         models.check_embedded("--model", config.model or "", model, tokenizer, prompts)
         notes = describe(config, ranks, task, model) + task_notes
+        if config.model:
+            parts.adapt(
+                model, config.seed
+            )  # the outline, so that memory is that of what is trained
         if not config.machine.generate_batch:
             batch = choose_batch_of_run(config, ranks, task, model, tokenizer)
             config = with_values(config, {"generate_batch": batch})
@@ -60,9 +63,8 @@ def load_run(config: TrainConfig, ranks: Ranks) -> Run:
                 print(f"loading {config.model}", flush=True)
             model = models.load_model(config.model, ranks.device, tokenizer)
         model.eval()  # throughout: dropout would make sampler and trainer disagree
-        run = make_run(config, ranks, model, tokenizer, task)
+        run = make_run(config, ranks, model, tokenizer, task, parts)
         run.notes = notes
-        use(run.parts, config.use)  # other functions in place of the core's
         return run
 
 
@@ -72,9 +74,10 @@ def make_run(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
+    parts: Parts | None = None,
 ) -> Run:
-    """A run whose model is loaded, and whose parts are the core's."""
-    parts = Parts(sample_step)
+    """A run whose model is loaded; its parts are the core's if none are given."""
+    parts = parts or Parts(sample_step)
     context = make_context(config, Policy(model), tokenizer, task, parts.hooks)
     return Run(config, ranks, context, parts)
 
@@ -234,8 +237,15 @@ def task_of_run(path: str) -> tuple[TrainConfig, Task]:
 
 
 def give_lessons(run: Run) -> None:
-    """Teach the model lessons where `needs_lessons` says so; raises BadInput if there are none."""
-    if not needs_lessons(run.config):
+    """Teach the model lessons where `needs_lessons` says so.
+
+    Raises BadInput for steps without lessons, and for lessons without steps.
+    """
+    config = run.config
+    has_steps = config.problems.warmup_steps or config.checkpoints.resume
+    if run.parts.lessons is not lessons_of_task and not has_steps:
+        raise BadInput(f"--use {' '.join(config.use)}: gives lessons; add --warmup-steps")
+    if not needs_lessons(config):
         return
     lessons = run.parts.lessons(run.context)
     if not lessons:
@@ -260,25 +270,15 @@ def needs_lessons(config: TrainConfig) -> bool:
 
 
 def teach_policy(run: Run, lessons: Callable[..., float]) -> PreTrainedModel:
-    """The policy after its lessons, in float32: `start/` in the run's folder.
-
-    Lessons are taught once: a run takes the taught model of an earlier run in `--out` whose lessons
-    were the same.
-    """
+    """The policy after its lessons, in float32: `start/` in the run's folder."""
     context = run.context
     start = run.folder / "start"
     if run.ranks.main and not start.exists():
-        digest = digest_of_lessons(run)
-        earlier = find_taught(Path(run.config.out), digest)
         with files.whole_folder(start) as draft:
-            if earlier:
-                print(f"warm-up: as in {earlier}, whose lessons were the same")
-                shutil.copytree(earlier, draft, dirs_exist_ok=True)
-            else:
-                is_whole = give_warm_up(run, lessons)
-                save_pretrained(context.policy.model, context.tokenizer, draft)
-                if is_whole:
-                    files.write_json(draft / LESSONS, {"digest": digest})
+            is_whole = give_warm_up(run, lessons)
+            save_pretrained(context.policy.model, context.tokenizer, draft)
+            if is_whole:
+                files.write_json(draft / LESSONS, {"steps": run.config.problems.warmup_steps})
         if not (start / LESSONS).exists():
             raise KeyboardInterrupt
     fsdp.gather(None, run.ranks)  # until it is there
@@ -301,33 +301,6 @@ def give_warm_up(run: Run, lessons: Callable[..., float]) -> bool:
     seconds = time.perf_counter() - began
     print(f"warm-up: {steps} steps, loss {loss:.3f}, {seconds:.0f} s")
     return True
-
-
-def digest_of_lessons(run: Run) -> str:
-    """A digest of all that the taught model depends on, to the bit.
-
-    That is the model before its lessons, the problems that they may not show, their seed and
-    number, the code that makes and gives them, and how this machine computes.
-    """
-    config = run.config
-    weights = 0
-    for number, parameter in enumerate(run.context.policy.model.parameters()):
-        weights += int(fsdp.checksum(parameter, number))
-    facts = [config.task, config.seed, config.problems.warmup_steps, config.digest, weights]
-    facts += [problem.get("solution") for problem in run.context.task.train]
-    facts += [config.machine.device, torch.get_num_threads(), torch.__version__]
-    digest = hashlib.sha256(repr(facts).encode())
-    for path in sorted(Path(toy.__file__).parent.glob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-def find_taught(out: Path, digest: str) -> Path | None:
-    """The folder of a model in `out` that was taught these lessons."""
-    for path in sorted(out.glob(f"*/start/{LESSONS}")):
-        if files.read_settings(path).get("digest") == digest:
-            return path.parent
-    return None
 
 
 def heldout_prompts(task: Task) -> set[str]:

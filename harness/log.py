@@ -1,9 +1,9 @@
-"""Reports of a run: plan, a row per step, curve, summary; `credit/measures.py` has the numbers.
+"""Reports of a run: plan, a row per step, summary; `credit/measures.py` has the numbers.
 
 Everything of a run lies in `runs/NAME/`: config.json, metrics.jsonl (a row per step, one for each
-evaluation), samples.jsonl (a group per step), before.jsonl and after.jsonl (one held-out group),
-curve.png and credit.html; `train.py` puts the models beside them. Lines are plain text of at most
-WIDTH columns, so they survive nohup. Nothing here changes what is trained.
+evaluation), samples.jsonl (a group per step), before.jsonl and after.jsonl (one held-out group);
+`train.py` puts the models beside them. Lines are plain text of at most WIDTH columns, so they
+survive nohup. Nothing here changes what is trained.
 """
 
 import math
@@ -284,7 +284,7 @@ def heldout_results(found: dict) -> dict[str, str]:
 def print_after(
     config: TrainConfig, folder: Path, before: dict, after: dict, history: list[dict]
 ) -> None:
-    """Print the change by training, write the curve, and name the next commands."""
+    """Print the change by training, and name the next commands."""
     write_evaluation(folder, "after", after)
     if not any(m["grad_norm"] for m in history):
         print("\nnothing was learned: no mixed groups; docs/faq.md says what to change")

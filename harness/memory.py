@@ -39,7 +39,8 @@ def predict(model: PreTrainedModel, config: TrainConfig, world: int) -> dict[str
 
     If --generate-batch is not chosen yet, all rollouts of a rank are generated together.
     """
-    total = trained = model.num_parameters()  # tied ones once
+    total = model.num_parameters()  # tied ones once
+    trained = model.num_parameters(only_trainable=True)  # fewer with an adapter
     size = 4 if config.machine.dtype == "float32" else 2  # bytes per number
     # With one rank in float32 `fsdp.shard` makes no copy: the trained model itself samples.
     has_copy = world > 1 or size == 2
@@ -118,7 +119,12 @@ def plan(model: PreTrainedModel, config: TrainConfig, ranks: Ranks) -> list[str]
     count = checkpoints_at_once(config)
     if config.checkpoints.resume:  # those that are there have taken their room
         count = max(1, count - len(checkpoints_of(Path(config.out) / str(config.name))))
-    if gb["checkpoint"] * count > free:
+    models = 0.0  # GB of those that --keep-models leaves
+    if config.checkpoints.keep_models:
+        size = 4 if config.machine.dtype == "float32" else 2  # bytes per number
+        kept = config.optimisation.steps // config.checkpoints.keep_models
+        models = kept * size * model.num_parameters() / 1e9
+    if gb["checkpoint"] * count + models > free:
         raise BadInput(
             f"--out {config.out}: {checkpoint}, {count} need room, and {free:.3g} GB of the disk "
             "are free; choose another, free space, or lower --keep"

@@ -88,6 +88,8 @@ def check(config: TrainConfig) -> None:
         raise refusal("prompts_per_step", "must be a multiple of --prompts-per-update")
     if config.shear.stride > config.shear.window:
         raise refusal("stride", "exceeds --window, which leaves tokens uncovered; lower it")
+    if config.checkpoints.keep_models % config.checkpoints.save_every:
+        raise refusal("keep_models", "must be a multiple of --save-every")
     is_nbar = config.shear.eps_unit == "nbar" and "eps_unit" not in config.given
     if config.shear.eps > 1 and is_nbar:
         raise refusal(

@@ -72,7 +72,7 @@ class Parts:
     lessons: Callable[[Context], Callable[..., float] | None] = lessons_of_task
     adapt: Callable[[PreTrainedModel, int], None] = keep_all  # in place, before it is sharded
     save_model: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Path], None] = save_pretrained
-    # "distances" and "closest": arguments of `shear.shear_weights`
+    # "distances", "closest" and "pool": arguments of `shear.shear_weights`
     hooks: dict[str, Callable] = field(default_factory=dict)
 
 

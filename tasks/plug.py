@@ -29,7 +29,7 @@ def look_up(table: dict[str, Entry], shelf: str, flag: str, name: str) -> Entry:
     Raises BadInput for a name that neither has.
     """
     if name not in table and has_lab():
-        importlib.import_module(f"lab.{shelf}")  # the only place where the core names the lab
+        importlib.import_module(f"lab.{shelf}")  # no other place of the core imports it
     if name not in table:
         raise BadInput(f"{flag} {name}: there is {', '.join(table)}; give one of these")
     return table[name]

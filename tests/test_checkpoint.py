@@ -120,7 +120,7 @@ def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            checkpoint.discard_after(copied, 3, False)
+            checkpoint.discard_after(copied, 3)
     assert (copied / "checkpoints" / "step-000004").exists() and files.find_checkpoint(copied)[1][
         "step"
     ] == 3
@@ -183,5 +183,5 @@ def test_models_of_some_steps_are_kept_after_their_checkpoints(tmp_path, taught)
     whole = {"model", "state", "complete.json"}
     assert left() == {"step-000002": {"model"}, "step-000003": whole}
     assert [path.name for path in files.checkpoints_of(run)] == ["step-000003"]
-    run_well(train, "--resume", run, "--steps 5")
+    run_well(train, "--resume", run, "--steps 5 --keep-models 4")
     assert left() == {"step-000002": {"model"}, "step-000004": {"model"}, "step-000005": whole}

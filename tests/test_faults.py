@@ -377,12 +377,13 @@ def test_a_broken_pipe_of_another_kind_is_not_hidden():
 
 
 def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch, capsys):
-    """Interrupted before the first step, the run keeps its taught model, which the next run takes."""
+    """Interrupted before the first step, the run keeps its taught model, and says how to take it."""
     monkeypatch.setattr(train, "evaluate", interrupt)
     argv = words_of(SIZES, "--warmup-steps 2 --out", tmp_path)
     assert train.main(argv) == 130
-    assert "the taught model is kept" in capsys.readouterr().err
+    start = tmp_path / "embedded-shear-1" / "start"
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"the taught model is kept; take it by --model {start}" in said
     monkeypatch.undo()
-    run_well(train, argv, "--steps 1")
-    assert f"warm-up: as in {tmp_path}/embedded-shear-1/start" in capsys.readouterr().out
+    run_well(train, SIZES, "--task embedded --steps 1 --out", tmp_path, "--model", start)
     assert (tmp_path / "embedded-shear-2" / "model").exists()

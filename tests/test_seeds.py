@@ -32,27 +32,6 @@ FLAGS = (
 )
 
 
-def test_lessons_are_given_once(tmp_path, capsys):
-    """A run takes the taught model of an earlier run in --out, unless seed or lessons differ."""
-    taken = []
-    sizes = "--toy-lines 1 --toy-width 16 --heldout 4 --eval-groups 4"
-    for name, flags in {
-        "first": "--warmup-steps 1",
-        "again": "--warmup-steps 1 --method grpo",
-        "seed": "--warmup-steps 1 --seed 1",
-        "steps": "--warmup-steps 2",
-    }.items():
-        run = load_run(
-            config_from(words_of(sizes, flags, "--out", tmp_path, "--name", name)), ALONE
-        )
-        with open_folder(run):
-            give_lessons(run)
-        taken.append(f"as in {tmp_path}/first/start" in capsys.readouterr().out)
-    assert taken == [False, True, False, False]
-    first, again = (tmp_path / name / "start/model.safetensors" for name in ("first", "again"))
-    assert first.read_bytes() == again.read_bytes()
-
-
 class Asked(NamedTuple):
     """A call of the sampler."""
 

@@ -19,16 +19,8 @@ for shape, gpus, lora_rank in (
     model = outline_of(shape)
     if lora_rank:
         lora.add(model, seed=0, rank=lora_rank)
-    frozen = sum(weight.numel() for weight in model.parameters() if not weight.requires_grad)
     config = with_values(PAPER_RECIPE, {"device": "cuda", "dtype": "bfloat16"})
-    moments = 8 * frozen / gpus / 1e9  # GB, which `predict` counts for all weights
-    gradients = 4 * frozen / gpus / 1e9
-    room = 80 - memory.predict(model, config, gpus)["resident"] + moments
+    room = 80 - memory.predict(model, config, gpus)["resident"]
     batch = memory.choose_batch(shape, config.machine, room, memory.PROMPT, 3000)
     gb = memory.predict(model, with_values(config, {"generate_batch": batch}), gpus)
-    numbers = (
-        gb["sampling"] - moments,
-        gb["training"] - moments - gradients,
-        gb["resident"] - moments,
-    )
-    print(" | ".join(f"{number:.1f}" for number in numbers))
+    print(" | ".join(f"{gb[name]:.1f}" for name in ("sampling", "training", "resident")))

@@ -125,7 +125,7 @@ LOWEST, HIGHEST = 1 / 8, 8  # bounds of a grid's rates, as multiples of its midd
 HELDOUT = 256  # problems, if --heldout is not given
 ROOT = Path(__file__).parents[2]
 ROOMS = "credit grading harness lab/fast lab/rules lab/tools tasks".split()
-CODE = "*.py", *(f"{room}/**/*.py" for room in ROOMS)
+CODE = "*.py", "lab/*.py", *(f"{room}/**/*.py" for room in ROOMS)
 
 
 class Cell(NamedTuple):

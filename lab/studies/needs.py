@@ -34,9 +34,10 @@ def settings_of_run(words: Sequence[str]) -> TrainConfig:
 def check_needs(config: TrainConfig) -> None:
     """Raise BadInput if a rule lacks what it needs, as far as it shows before loading."""
     task = TASKS[config.task]
+    has_model = any(text.startswith("model=") for text in config.credit.method_option)
     needs = [
         (WITH_ADAPTER, "lab.tools.lora" in " ".join(config.use), "--use lab.tools.lora"),
-        (WITH_MODEL, task.makes_model, "the reward model of the embedded task"),
+        (WITH_MODEL, task.makes_model or has_model, "--method-option model=NAME"),
         (WITH_ERRORS, task.makes_problems, "the true first error, which the task does not know"),
     ]
     for names, is_met, need in needs:

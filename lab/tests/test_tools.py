@@ -281,6 +281,6 @@ def test_a_smoke_test_takes_the_whole_path_of_two_steps(tmp_path, capsys, assert
     assert "before" in before and "after" in after and len(steps) == 2
     assert all(step["reward"] == 0.5 and step["grad_norm"] > 0 for step in steps)
     samples = files.read_lines(run / "samples.jsonl")
-    assert {row["reason"] for row in samples} == {"drawn"} and len(samples) == 8
+    assert {row["reason"] for row in samples} == {"drawn"} and len(samples) == 4
     assert (run / "model" / "model.safetensors").exists()
     assert_refused(smoke.main, ["--resume", run], "leave --resume out")

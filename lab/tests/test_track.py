@@ -77,7 +77,7 @@ def test_a_dashboard_that_cannot_start_is_refused(run, monkeypatch, assert_refus
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
     assert_refused(track.main, ["wandb", run], "wandb: cannot start (not logged in)")
     monkeypatch.setitem(sys.modules, "trackio", None)
-    install = "pip install -r lab/requirements.txt"
+    install = "pip install trackio"
     assert_refused(track.main, ["trackio", run], install)
     assert_refused(track.main, ["wandb", run.parent], "is no run of train.py")
 

@@ -44,6 +44,12 @@ def test_lessons_without_solutions_are_refused(flags, tmp_path, assert_refused):
     assert_refused(train.main, words, "lab.tools.warm_up", '"solution"')
 
 
+def test_lessons_without_steps_are_refused(flags, assert_refused):
+    """The module would do nothing in silence."""
+    words = [*flags, "--warmup-steps", "0"]
+    assert_refused(train.main, words, "lab.tools.warm_up: gives lessons; add --warmup-steps")
+
+
 def test_an_interrupted_warm_up_is_kept(flags, tmp_path, monkeypatch, capsys):
     """The model as far as it was taught is a folder to go on from, which no other run takes."""
 
@@ -60,5 +66,4 @@ def test_an_interrupted_warm_up_is_kept(flags, tmp_path, monkeypatch, capsys):
     assert (load_file(start / "model.safetensors")["model.norm.weight"] == 7).all()
     monkeypatch.setattr("lab.tools.warm_up.teach", teach)
     run_well(train, flags, "--name whole")
-    assert "warm-up: as in" not in capsys.readouterr().out
     run_well(train, flags, "--name on --model", start)

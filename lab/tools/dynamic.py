@@ -10,6 +10,7 @@ from grpo import Rollouts, group_advantages
 from harness import fsdp
 from harness.sampling import sample_and_grade
 from rewards import Verdict, rewards_of
+from tasks.errors import BadInput
 
 if TYPE_CHECKING:
     from harness.log import Clock
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 def use(parts: "Parts", *, rounds: int = 4) -> None:
     """Replace groups of equal rewards, at most `rounds` times per step, as DAPO does."""
+    if rounds < 1:
+        raise BadInput(f"--use lab.tools.dynamic:rounds={rounds}: must be at least 1")
     parts.sample = partial(resample_equal, parts.sample, rounds)
 
 

@@ -43,6 +43,7 @@ import torch
 import tyro
 from torch import Tensor
 
+import lab.tasks  # noqa: F401 - enters the lab's tasks
 from harness.command import run_command
 from harness.files import append_rows, as_json, config_of, read_lines, write_whole
 from lab.tools.spans import closest_by_rollout

@@ -23,6 +23,7 @@ from harness import files
 from harness.command import resolve_machine, run_command
 from harness.config import parse_train
 from harness.fsdp import processes
+from harness.load import needs_lessons
 from rewards import Verdict
 from tasks.errors import BadInput, RunFailed
 
@@ -71,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     if config.sampling.max_tokens:  # the embedded task's responses are short
         sizes["max-tokens"] = min(TOKENS, config.sampling.max_tokens)
-    if config.problems.warmup_steps:
+    if needs_lessons(config):
         sizes["warmup-steps"] = 2
     flags = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
     status = train.main([*words, "--use", "lab.tools.smoke", *flags])
