@@ -146,7 +146,7 @@ def heldout_set(embedded: Embedded, models: list[str]) -> Loaded:
 
 def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
     """Evaluate every model on every benchmark, into `--out`; then print the tables."""
-    parts_of(config)  # raises for a wrong --use before anything is loaded
+    parts = parts_of(config)
     models = find_models(config)
     names = list(config.bench) or [own_set(models)]
     # raises BadInput for a path that is no model
@@ -181,7 +181,7 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
                 saved = files.read_settings(folder / "settings.json")
                 settings["generate_batch"] = saved.get("generate_batch", {})
         for path in models:
-            evaluate_model(path, tokenizers[path], config, sets, settings, folder, ranks)
+            evaluate_model(path, tokenizers[path], config, parts, sets, settings, folder, ranks)
         if ranks.main:
             show(folder)
 
@@ -199,6 +199,7 @@ def evaluate_model(
     path: str,
     tokenizer: PreTrainedTokenizerBase,
     config: EvalConfig,
+    parts: Parts,
     sets: list[Loaded],
     settings: dict,
     folder: Path,
@@ -227,7 +228,6 @@ def evaluate_model(
     batch = config.machine.generate_batch or settings["generate_batch"].get(path)
     if config.use:
         settings["models"][path]["use"] = list(config.use)
-    parts = parts_of(config)
     sampler = Sampler(model.eval(), tokenizer, path, batch or 0, parts.generate)
     if not batch:
         batch = evaluation.choose_batch_of_model(sampler, sets, config.protocol, config.machine)

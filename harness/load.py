@@ -83,7 +83,7 @@ def make_run(
 
 
 def describe(config: TrainConfig, ranks: Ranks, task: Task, model: PreTrainedModel) -> list[str]:
-    """The plan's lines on device, number formats and threads, on model, problems and benchmarks."""
+    """The plan's lines on device, number formats and threads, on model and problems."""
     numbers = f"weights and optimizer float32, compute {config.machine.dtype}"
     threads = f"{torch.get_num_threads()} CPU threads each"
     device: str = config.machine.device

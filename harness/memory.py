@@ -58,6 +58,7 @@ def predict(model: PreTrainedModel, config: TrainConfig, world: int) -> dict[str
         "training": resident + 4 * trained / shards + logits,
         # on disk: the weights, those of the sampling copy, the moments
         "checkpoint": (4 + size) * total + 8 * trained,
+        "model": size * total,  # on disk
     }
     return {name: count / 1e9 for name, count in parts.items()}
 
@@ -119,15 +120,15 @@ def plan(model: PreTrainedModel, config: TrainConfig, ranks: Ranks) -> list[str]
     count = checkpoints_at_once(config)
     if config.checkpoints.resume:  # those that are there have taken their room
         count = max(1, count - len(checkpoints_of(Path(config.out) / str(config.name))))
-    models = 0.0  # GB of those that --keep-models leaves
+    kept = 0  # models that --keep-models leaves
     if config.checkpoints.keep_models:
-        size = 4 if config.machine.dtype == "float32" else 2  # bytes per number
         kept = config.optimisation.steps // config.checkpoints.keep_models
-        models = kept * size * model.num_parameters() / 1e9
-    if gb["checkpoint"] * count + models > free:
+        checkpoint += f" and a kept model {gb['model']:.3g} GB"
+    need = count * gb["checkpoint"] + kept * gb["model"]
+    if need > free:
         raise BadInput(
-            f"--out {config.out}: {checkpoint}, {count} need room, and {free:.3g} GB of the disk "
-            "are free; choose another, free space, or lower --keep"
+            f"--out {config.out}: {checkpoint}, {count + kept} need room, and {free:.3g} GB of the "
+            "disk are free; choose another, free space, or lower --keep"
         )
     disk = f"{checkpoint}; {config.checkpoints.keep} stay, and one more while it is written; "
     disk += f"{free:.0f} GB of the disk are free"

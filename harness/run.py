@@ -62,8 +62,9 @@ def lessons_of_task(context: Context) -> Callable[..., float] | None:
 class Parts:
     """The functions of a run that a module of `--use` may replace.
 
-    Its `use(parts, NAME=VALUE, ...)` is called right after loading, and only assigns functions: the
-    model is taught, adapted and sharded later, in this order. eval.py calls `generate` alone.
+    Its `use(parts, NAME=VALUE, ...)` is called before anything is loaded, and only assigns
+    functions: the model is taught, adapted and sharded later, in this order. eval.py calls
+    `generate` alone.
     """
 
     sample: Callable  # a step's problems, rollouts and verdicts, as `harness.sampling.sample_step`

@@ -44,11 +44,6 @@ def mean_and_error(result: dict) -> str:
     return percent(result["mean"], result["error"])
 
 
-def mean_and_std(values: pd.Series) -> str:
-    """The mean of several seeds or runs and their standard deviation (ddof 1), in percent."""
-    return percent(values.mean(), values.std())
-
-
 def markdown(rows: list[dict[str, str]]) -> list[str]:
     """The lines of a Markdown table whose columns are the rows' keys.
 

@@ -107,9 +107,14 @@ def test_the_disk_must_hold_a_checkpoint_more_than_are_kept(tmp_path, monkeypatc
     """The oldest goes when the new one is written; a run that saves once needs one."""
     model = torch.nn.Linear(1, 1)
     monkeypatch.setattr(memory, "room_gb", lambda device: 1.0)
-    gb = {"resident": 0, "sampling": 0, "training": 0, "checkpoint": 10.0}
+    gb = {"resident": 0, "sampling": 0, "training": 0, "checkpoint": 10.0, "model": 4.0}
     monkeypatch.setattr(memory, "predict", lambda *parts: gb)
-    for flags, free in (("--steps 40", 30), ("--steps 10", 10), ("--steps 40 --keep 1", 20)):
+    for flags, free in (
+        ("--steps 40", 30),
+        ("--steps 10", 10),
+        ("--steps 40 --keep 1", 20),
+        ("--steps 40 --keep 1 --keep-models 20", 28),
+    ):
         config = config_from(words_of(flags, "--out", tmp_path))
         ranks = Ranks(0, 1, torch.device("cpu"))
         monkeypatch.setattr(memory, "free_gb", lambda folder, free=free: free)
