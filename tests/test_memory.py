@@ -145,5 +145,7 @@ def test_checkpoints_that_do_not_fit_the_disk_are_refused(plan):
     with pytest.raises(BadInput, match=words):
         plan(80, 100, 1)
     plan(80, 400, 1)
-    with pytest.raises(BadInput, match=r"107 GB and a kept model 15\.2 GB, 33 need room, and 400 GB"):
+    with pytest.raises(
+        BadInput, match=r"107 GB and a kept model 15\.2 GB, 33 need room, and 400 GB"
+    ):
         plan(80, 400, 1, keep_models=10)
