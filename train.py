@@ -34,13 +34,11 @@ Left out: sampling while the policy is updated, and schedules of the learning ra
 import math
 import statistics
 import sys
-import time
-from pathlib import Path
 
-from harness.config import TrainConfig, parse_train
+from harness.config import Config, end_on_mistakes, parse_train
 
 if __name__ == "__main__":
-    parse_train()  # --help and wrong flags end here: the imports below take seconds
+    end_on_mistakes(parse_train)  # the imports below take seconds
 
 import torch
 from tqdm import tqdm
@@ -50,66 +48,56 @@ from credit.measures import credit_vs_first_error, reason_shares, sample_rows, s
 from credit.rules import assign_credit, find
 from grpo import policy_loss
 from harness import checkpoint, files, fsdp, log
-from harness.command import interruptible, resolve, run_command
-from harness.folder import open_folder
-from harness.load import give_lessons, load_run
+from harness.command import interruptible, run_command
+from harness.load import give_lessons, load_run, resolve
 from harness.run import Ranks, Run, seed_of
 from harness.sampling import check_policy, check_verdicts, sample_and_grade
 from tasks.errors import RunFailed
 from tasks.plug import options_of
 
 
-@run_command(
-    memory="lower --micro-tokens, --generate-batch or --max-tokens, or use more GPUs",
-    interrupted="interrupted",
-)
+@run_command
 def main(argv: list[str] | None = None) -> int:
     """Train, or start one process per GPU that does.
 
-    The exit status is 0; 1 for a run that cannot continue (it diverged, or memory or disk is full),
-    2 for bad input, 130 after Ctrl-C.
+    The exit status is 0; 1 for a run that cannot continue, such as one that diverged, 2 for bad
+    input, 130 after Ctrl-C.
     """
-    config = parse_train(argv)
-    config = resolve(config)
-    if fsdp.processes(config.machine) > 1:
-        return fsdp.launch(fsdp.processes(config.machine), __file__, argv)
-    return train(config, fsdp.join(config.machine.device, config.machine.threads))
+    config = resolve(parse_train(argv))
+    if fsdp.processes(config) > 1:
+        return fsdp.launch(fsdp.processes(config), __file__, argv)
+    train(config, fsdp.join(config.device, config.threads))
+    return 0
 
 
-def train(config: TrainConfig, ranks: Ranks) -> int:
-    """Do a whole run, from loading to the last evaluation; returns 0, the exit status.
+def train(config: Config, ranks: Ranks) -> None:
+    """Do a whole run, from loading to the last evaluation.
 
     After Ctrl-C the current step is finished and saved, and KeyboardInterrupt is raised.
     """
     run = load_run(config, ranks)
-    with open_folder(run):
+    with log.open_folder(run):
         give_lessons(run)
         prepare_rule(run)
         fsdp.shard(run)  # FSDP: what is trained lies over all ranks, a whole copy samples
-        if config.checkpoints.resume:
-            before, history = checkpoint.restore(run, Path(config.checkpoints.resume))
+        if config.resume:
+            before = checkpoint.restore(run)
         else:
-            began = time.perf_counter()
             before = evaluate(run)
-            history = []  # the metrics of each step
             if ranks.main:
-                log.print_before(run.config, run.folder, before)
-                log.print_time(run, time.perf_counter() - began)
-        steps = run.config.optimisation.steps
-        todo = range(len(history), steps)
-        bar = tqdm(todo, initial=len(history), total=steps, desc="steps", leave=False, disable=None)
-        with interruptible(run), log.step_log(run) as log_step:
+                log.write_evaluation(run, "before", before)
+                log.print_before(before)
+        steps = run.config.steps
+        todo = range(run.context.step, steps)
+        bar = tqdm(todo, initial=todo.start, total=steps, desc="steps", leave=False, disable=None)
+        with interruptible(run):
             for step in bar:
                 metrics, samples = train_step(run, step)
                 check_policy(run, step)
-                history.append(metrics)
-                try:
-                    log_step(metrics, samples)
-                except BrokenPipeError:  # the reader of the output is gone: end as after Ctrl-C
-                    run.interrupted = True
+                log.log_step(run, metrics, samples)
                 # all ranks end after the same step
                 interrupted = any(fsdp.gather(run.interrupted, ranks))
-                if interrupted or is_due(step, steps, run.config.checkpoints.save_every):
+                if interrupted or is_due(step, steps, run.config.save_every):
                     checkpoint.save(run, step + 1)
                 if interrupted:
                     raise KeyboardInterrupt
@@ -117,17 +105,17 @@ def train(config: TrainConfig, ranks: Ranks) -> int:
         if ranks.main:
             with files.whole_folder(run.folder / "model") as draft:
                 run.parts.save_model(run.context.policy.model, run.context.tokenizer, draft)
-            log.print_after(run.config, run.folder, before, after, history)
-    return 0
+            log.write_evaluation(run, "after", after)
+            log.print_after(run, before, after)
 
 
 def prepare_rule(run: Run) -> None:
     """Let the credit rule load what it needs, or refuse the run; raises BadInput, on all ranks."""
-    credit = run.config.credit
-    rule = find(credit.method)
+    config = run.config
+    rule = find(config.method)
     if rule.prepare:
         with fsdp.together(run.ranks):
-            options = options_of(rule.credit, credit.method_option, f"--method {credit.method}")
+            options = options_of(rule.credit, config.method_option, f"--method {config.method}")
             rule.prepare(run, **options)
 
 
@@ -160,16 +148,16 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     checksum = fsdp.refresh(run)  # new weights to the policy that samples
     clock.lap("train")
     if run.ranks.device.type == "cuda":
-        updates["peak_gb"] = max(fsdp.gather(log.peak_gb(), run.ranks))
+        updates["peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)  # so far, of rank 0
     if checksum is not None:
         updates["checksum"] = checksum
     of_batch = {}
     samples = []
     if run.ranks.main:
         of_batch = step_metrics(batch, context.task, context.tokenizer)
-        weights = {config.credit.method: batch.weights}  # (B, T)
+        weights = {config.method: batch.weights}  # (B, T)
         groups = [batch.first_mixed or 0]  # those whose rollouts are written
-        if config.checkpoints.keep_samples:
+        if config.keep_samples:
             groups = list(range(len(batch.problems)))
         for group in groups:
             samples += sample_rows(step, context.tokenizer, context.task, batch, weights, group)
@@ -184,15 +172,15 @@ def score_and_credit(run: Run, batch: Batch, clock: log.Clock) -> Batch:
     A few whole groups are taken at a time, because the hidden states of the whole batch would not
     fit in memory.
     """
-    credit = run.config.credit
+    config = run.config
     blocks = []
     for block in batch.blocks():
-        scores = run.context.score(block.rollouts, keep_hidden=find(credit.method).needs_states)
+        scores = run.context.score(block.rollouts, keep_hidden=find(config.method).needs_states)
         block.log_probs = scores.log_probs  # (b, T)
         block.entropies = scores.entropies  # (b, T)
         block.hidden = scores.hidden  # (n, d)
         clock.lap("score")
-        block.token_advantages = assign_credit(block, run.context, credit)  # <- methods differ here
+        block.token_advantages = assign_credit(block, run.context, config)  # <- methods differ here
         block.hidden = None
         blocks.append(block)
         clock.lap("weights")
@@ -205,11 +193,11 @@ def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
     Every rank holds the whole batch, and computes its part of a mini-batch in as many micro-batches
     as the other ranks. Raises RunFailed if no step has a finite loss and gradient.
     """
-    config = run.config.optimisation
-    drops_uncredited = find(run.config.credit.method).drops_uncredited
+    config = run.config
+    drops_uncredited = find(config.method).drops_uncredited
     taken = []  # metrics of the optimizer steps that were taken
     skipped = 0  # how many were not
-    for minibatch in batch.minibatches(config.prompts_per_update, run.config.seed, step):  # (m,)
+    for minibatch in batch.minibatches(config.prompts_per_update, config.seed, step):  # (m,)
         # without rows whose token advantages are all 0, as in groups of equal rewards
         rows = minibatch[batch.token_advantages[minibatch].any(1).cpu()]
         counted = rows if drops_uncredited else minibatch  # rows whose tokens divide the loss
@@ -279,22 +267,19 @@ def evaluate(run: Run) -> dict:
     ranks = run.ranks
     tokenizer = run.context.tokenizer
     task = run.context.task
-    group_size = config.sampling.rollouts_per_prompt
+    group_size = config.rollouts_per_prompt
     clock = log.Clock(ranks.device)
     torch.manual_seed(seed_of(config.seed, rank=ranks.rank))
     heldout = fsdp.share(task.heldout, ranks)
-    problems = fsdp.share(task.heldout[: config.evaluation.eval_groups], ranks)
-    temperature = config.sampling.temperature
-    most_tokens = (len(heldout) + len(problems) * group_size) * config.sampling.max_tokens
-    with log.show_progress(run.context.policy.model, most_tokens, ranks.main):
-        _, greedy = sample_and_grade(run, heldout, count=1, temperature=0.0, clock=clock)
-        rollouts, verdicts = sample_and_grade(run, problems, group_size, temperature, clock)
+    problems = fsdp.share(task.heldout[: config.eval_groups], ranks)
+    _, greedy = sample_and_grade(run, heldout, count=1, temperature=0.0, clock=clock)
+    rollouts, verdicts = sample_and_grade(run, problems, group_size, config.temperature, clock)
     credit_report = {}
     if task.first_error:
         batch = Batch.of(rollouts, verdicts, problems)
         batch = score_and_credit(run, batch, clock)
         batch = Batch.cat(fsdp.gather(batch, ranks))
-        credit_report = credit_vs_first_error(tokenizer, task, batch, config.credit.method)
+        credit_report = credit_vs_first_error(tokenizer, task, batch, config.method)
     greedy = fsdp.gather_items(greedy, ranks)
     verdicts = fsdp.gather_items(verdicts, ranks)
     length = statistics.median(fsdp.gather_items(rollouts.mask.sum(1).tolist(), ranks))

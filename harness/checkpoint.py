@@ -19,21 +19,18 @@ the bit.
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict
 from pathlib import Path
 
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-from torch.optim import Optimizer
 
-from grpo import Policy
 from harness import files
-from harness.config import MAY_CHANGE, TrainConfig, flat, refuse_other_settings, with_values
-from harness.folder import write_config
 from harness.fsdp import checksum, full, gather, refresh, together
-from harness.run import Ranks, Run
-from tasks.errors import BadInput, cause
+from harness.log import HEADER_EVERY, print_header, write_config
+from harness.run import Run
+from tasks.errors import BadInput, bad_input_on_error
 
 # tensors in a file of state/; torch makes a whole file in the host's memory before it writes it
 PER_FILE = 64
@@ -51,63 +48,42 @@ def save(run: Run, step: int) -> None:
         draft.mkdir(parents=True)
         run.parts.save_model(run.context.policy.model, run.context.tokenizer, draft / "model")
     gather(None, run.ranks)  # until the draft is there
-    state = _state(run.trained, run.optimizer)
+    state = state_of(run)
     file_of = {name: 1 + number // PER_FILE for number, name in enumerate(state)}
     with plain_errors():
         place = str(draft / "state")
         writer = dcp.HuggingFaceStorageWriter(place, file_of, save_distributed=True)
         dcp.save(state, storage_writer=writer)
-    about = {"step": step, "ranks": run.ranks.world, "settings": flat(run.config)}
+    about = {"step": step, "ranks": run.ranks.world, "settings": asdict(run.config)}
     about["checksum"] = checksum_of(state)
     gather(None, run.ranks)  # until all have written
     if run.ranks.main:
         files.write_json(draft / "complete.json", about)
-        _remove(folder)
+        remove(folder)
         draft.rename(folder)
-        for old in files.checkpoints_of(run.folder)[: -run.config.checkpoints.keep]:
-            _remove(old, is_kept(old, run.config.checkpoints.keep_models))
+        for old in files.checkpoints_of(run.folder)[: -run.config.keep]:
+            remove(old, is_kept(old, run.config.keep_models))
     gather(None, run.ranks)  # until it has its name
 
 
-def resume(config: TrainConfig, folder: str) -> TrainConfig:
-    """The settings of the run in `folder` as its checkpoint has them, but for those given anew.
+def restore(run: Run) -> dict:
+    """Restore everything as it was at the checkpoint of --resume, but for what may change.
 
-    `resume` becomes the folder of that checkpoint. Raises BadInput.
+    Returns the evaluation before training. Raises BadInput, on all ranks alike, before a file is
+    changed.
     """
-    path, report = files.find_checkpoint(Path(folder))
-    run = path.resolve().parent.parent
-    saved = files.read_config(report["settings"])
-    saved = replace(saved, out=str(run.parent), name=run.name)
-    given = {name: value for name, value in flat(config).items() if name in config.given}
-    fixed = {name: value for name, value in given.items() if name not in MAY_CHANGE}
-    whose = f"the run in --resume {folder} has"
-    refuse_other_settings(fixed, flat(saved), whose, "leave the flag out")
-    resumed = with_values(saved, given | {"resume": str(path)})
-    steps = resumed.optimisation.steps
-    if steps < report["step"]:  # equal if only the last evaluation was cut off
-        raise BadInput(
-            f"--steps {steps}: the checkpoint is of step {report['step']} already; give more"
-        )
-    return resumed
-
-
-def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
-    """Restore everything as it was at the checkpoint `path`.
-
-    Returns the evaluation before training and the steps' metrics. Raises BadInput, on all ranks
-    alike, before a file is changed.
-    """
-    step = files.read_settings(path / "complete.json")["step"]
+    path, about = files.find_checkpoint(Path(run.config.resume or ""))
+    step = about["step"]
     with together(run.ranks):
         metrics = rows_until(run.folder / "metrics.jsonl", step)
         samples = rows_until(run.folder / "samples.jsonl", step)
-        first, *history = metrics or [{}]
-        if len(history) != step or "before" not in first:
+        first, *steps = metrics or [{}]
+        if len(steps) != step or "before" not in first:
             raise BadInput(
                 f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older "
                 "checkpoint"
             )
-    load(path, run.trained, run.optimizer, run.ranks)
+    load(path, run)
     refresh(run)
     run.context.step = step
     if run.ranks.main:
@@ -118,7 +94,9 @@ def restore(run: Run, path: Path) -> tuple[dict, list[dict]]:
         files.write_rows(run.folder / "metrics.jsonl", metrics)
         files.write_rows(run.folder / "samples.jsonl", samples)
         write_config(run.config, run.folder)
-    return first["before"], history
+        if step % HEADER_EVERY:
+            print_header()
+    return first["before"]
 
 
 def rows_until(path: Path, step: int) -> list[dict]:
@@ -127,28 +105,24 @@ def rows_until(path: Path, step: int) -> list[dict]:
     return [row for row in rows if row.get("step", 0) <= step and "after" not in row]
 
 
-def load(path: Path, policy: Policy, optimizer: Optimizer, ranks: Ranks) -> None:
+def load(path: Path, run: Run) -> None:
     """Load weights and moments as they were; --lr is as it is now.
 
     Every rank must call it. Raises BadInput.
     """
-    about = files.read_settings(path / "complete.json")
-    ranks_then = about["ranks"]
-    if ranks_then != ranks.world and ranks.main:
+    about = files.read_json(path / "complete.json")
+    if about["ranks"] != run.ranks.world and run.ranks.main:
         print(
-            f"checkpoint of {ranks_then} ranks, now {ranks.world}: other random numbers from here "
-            "on"
+            f"checkpoint of {about['ranks']} ranks, now {run.ranks.world}: other random numbers "
+            "from here on"
         )
-    try:
+    with bad_input_on_error(f"--resume {path}", "give another checkpoint of this run"):
         with plain_errors():
             reader = dcp.HuggingFaceStorageReader(str(path / "state"))
-            state = _state(policy, optimizer)
+            state = state_of(run)
             dcp.load(state, storage_reader=reader)
-        if about.get("checksum") not in (None, checksum_of(state)):  # earlier runs have none
+        if about["checksum"] != checksum_of(state):
             raise ValueError("state/ is another step's, or was changed")
-    except Exception as error:  # torch raises of every kind; the cause stays attached
-        reason = f"cannot be loaded ({cause(error)})"
-        raise BadInput(f"--resume {path}: {reason}; give another checkpoint of this run") from error
 
 
 @contextmanager
@@ -174,35 +148,31 @@ def checksum_of(state: dict[str, Tensor]) -> int:
 def discard_after(run: Path, step: int) -> list[Path]:
     """Remove and return checkpoints of later steps: a run that resumes from `step` writes its own.
 
-    Drafts go, too, and what a kill has left of a checkpoint that was being removed. Models that
-    `--keep-models` has left stay.
+    Drafts go, too. Models that `--keep-models` has left stay.
     """
     later = [path for path in files.checkpoints_of(run) if files.step_of(path) > step]
     for path in files.steps_of(run):
         if files.step_of(path) > step:
-            _remove(path)
+            remove(path)
     for draft in (run / "checkpoints").glob(".writing-*"):
         shutil.rmtree(draft)
     return later
 
 
-def _remove(folder: Path, keep_model: bool = False) -> None:
-    """Remove a checkpoint, or all of it but its model; a half-removed one is never chosen."""
+def remove(folder: Path, keep_model: bool = False) -> None:
+    """Remove a checkpoint, or all of it but its model.
+
+    What makes it one goes first, so that a half-removed one is never chosen.
+    """
     (folder / "complete.json").unlink(missing_ok=True)
-    if keep_model:
-        shutil.rmtree(folder / "state", ignore_errors=True)
-    elif folder.exists():  # under the name of a draft, which goes when the run is resumed
-        gone = folder.with_name(f".writing-{folder.name}")
-        shutil.rmtree(gone, ignore_errors=True)
-        folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
+    shutil.rmtree(folder / "state" if keep_model else folder, ignore_errors=True)
 
 
-def _state(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
+def state_of(run: Run) -> dict[str, Tensor]:
     """Weights and moments by name, tied weights once; loading writes into these very tensors."""
     options = StateDictOptions(flatten_optimizer_state_dict=True)
-    moments = get_optimizer_state_dict(policy, optimizer, options=options)
-    state = {name: parameter.detach() for name, parameter in policy.named_parameters()}
+    moments = get_optimizer_state_dict(run.trained, run.optimizer, options=options)
+    state = {name: parameter.detach() for name, parameter in run.trained.named_parameters()}
     for name, value in moments.items():
         if name.startswith("state.") and isinstance(value, Tensor):
             state[name] = value

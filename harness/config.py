@@ -1,305 +1,138 @@
-"""Every setting of `train.py`: one field per flag, with type, default, bounds, help.
+"""Every setting of `train.py`, one field a flag; a comment beside or above a field is its help.
 
-    parse_train(argv)   the flags of train.py; tyro prints --help and errors
-    flat(config), with_values(config, .)  settings by the names of their flags
+    parse_train(argv)    the configuration of a run, checked; tyro prints --help and mistakes
+    read_config(values)  that of a run on disk
 
-Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318) and its protocol:
-`docs/recipe.md` has each one beside the paper's words, and our reason where the paper is silent.
-`--task embedded`, the default without `--model`, and `--task own` have sizes for two CPU cores.
-`--resume` restores all settings; those in MAY_CHANGE can be
-changed. This file imports no torch, so that `--help` answers at once.
+Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318; `docs/recipe.md` has each
+one beside the paper's words), or the task's in place of them (`tasks/settings.py`), or, with
+--resume, what the run had. The parts that credit and tasks read are theirs (`credit/settings.py`,
+`tasks/settings.py`). This file imports no torch, so that `--help` answers at once.
+
+A flag that is given has an effect, or is refused. The flags of SHEAR's spans and distances are
+accepted with every method, because comparisons share a command line. What depends on the model, the
+data or the number of ranks is checked in `harness/load.py`.
 """
 
-import dataclasses
-import itertools
+import math
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Any, Literal
 
 import tyro
 
 from credit.settings import Credit, Shear
-from tasks.errors import BadInput
+from harness import files
+from tasks.errors import BadInput, printable
 from tasks.plug import look_up
-from tasks.settings import (
-    Count,
-    Grading,
-    Natural,
-    OptionalText,
-    Positive,
-    Problems,
-    SetSize,
-    number,
-    several,
-    spec,
-)
+from tasks.settings import TASKS, Kind, Problems
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-Config = TypeVar("Config", bound="DataclassInstance")
-Texts = Annotated[tuple[str, ...], several(spec("TEXT", str))]
-Seed = Annotated[int, number(int, 0, 2**32 - 1)]
-Seeds = Annotated[tuple[int, ...], several(number(int, 0, 2**32 - 1))]
-Counts = Annotated[tuple[int, ...], several(number(int, 1, 10**6))]
-GroupSizes = Annotated[tuple[int, ...], several(number(int, 2, 4096))]
-SmallCount = Annotated[int, number(int, 0, 4096)]
-PathFlag = Annotated[Path, spec("PATH", Path)]
+Texts = tyro.conf.UseAppendAction[tuple[str, ...]]
+MAY_BE_ZERO = "seed warmup_steps max_tokens ranks threads generate_batch keep_models".split()
 # What a resumed run may change: its length, what it saves and measures on the way, how fast it
 # learns, and the machine. A change of the last two makes a run that differs in its bits.
-MAY_CHANGE = frozenset(
-    "steps save_every keep keep_samples lr max_grad_norm resume ranks device threads micro_tokens "
-    "generate_batch keep_models".split()
-)
-FLAT = (tyro.conf.OmitArgPrefixes,)  # flags are named by their fields alone
-
-
-# ---- parts of a configuration, one for each group of flags ---------------------------------------
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Rollouts."""
-
-    prompts_per_step: SetSize = 512
-    """Problems sampled per step."""
-    rollouts_per_prompt: Annotated[int, number(int, 2, 4096)] = 8
-    """Responses per problem: the group size G."""
-    max_tokens: Natural = 3000
-    """Maximum response length in tokens; 0: as long as an answer needs (embedded only)."""
-    temperature: Annotated[float, number(float, 1e-3, 1e3)] = 1.0
-    """Temperature, of sampling and of the trained log-probabilities alike."""
-
-
-@dataclass(frozen=True)
-class Optimisation:
-    """Updates: AdamW without weight decay, at a constant rate."""
-
-    steps: Count = 300
-    """Training steps: sample, then update."""
-    lr: Positive = 1e-6
-    """Learning rate."""
-    prompts_per_update: Count = 32
-    """Problems per update (mini-batch)."""
-    micro_tokens: Count = 16_384
-    """Tokens per forward pass; affects only memory and time."""
-    clip_low: Positive = 0.2
-    """Lower clip bound of the policy ratio, as a distance from 1."""
-    clip_high: Positive = 0.28
-    """Upper clip bound of the policy ratio, as a distance from 1."""
-    max_grad_norm: Positive = 1.0
-    """Maximum gradient norm; larger gradients are scaled down to it."""
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Evaluations before and after training."""
-
-    eval_groups: Count = 64
-    """Maximum number of held-out problems that are sampled --rollouts-per-prompt times."""
-
-
-@dataclass(frozen=True)
-class Checkpoints:
-    """Saving and resuming runs."""
-
-    save_every: Count = 10
-    """Steps between checkpoints; the last step is always saved."""
-    keep: Count = 2
-    """Number of checkpoints to keep."""
-    keep_models: Natural = 0
-    """Of older checkpoints keep the model of every Nth step, for eval.py; 0: none."""
-    keep_samples: bool = False
-    """Write all groups of a step to samples.jsonl, not only one."""
-    resume: OptionalText = None
-    """Folder of the run to resume, or of one of its checkpoints."""
+MAY_CHANGE = (
+    "steps save_every keep keep_samples keep_models lr max_grad_norm ranks device threads "
+    "micro_tokens generate_batch"
+).split()
+FIRST_VERSION = "shear 0.1.0 made this run; read it by the code of that version, commit daaeda9"
 
 
 @dataclass(frozen=True)
 class Machine:
     """Devices, number format, processes and batch sizes."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto: cuda if available."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # Device; auto: cuda if available.
+    # Number format of the forward and backward pass; auto: bfloat16 on cuda.
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the forward and backward pass; auto: bfloat16 on cuda."""
-    ranks: SmallCount = 0
-    """Number of processes, unless torchrun starts them; 0: one per GPU."""
-    threads: SmallCount = 0
-    """CPU threads per process; 0: torch's default."""
-    generate_batch: Natural = 0
-    """Responses generated at a time; 0: what a GPU of this size holds, 512 on a CPU."""
+    ranks: int = 0  # Number of processes, unless torchrun starts them; 0: one per GPU.
+    threads: int = 0  # CPU threads per process; 0: torch's default.
+    # Responses generated at a time; 0: what a GPU of this size holds, 512 on a CPU.
+    generate_batch: int = 0
 
 
 @dataclass(frozen=True)
-class TrainMachine(Machine):
-    """Devices, number format, processes and batch sizes."""
-
-    shard_over: Natural = 0
-    """Processes that share one copy of the weights; 0: all. On several nodes: GPUs per node."""
-    recompute: bool = True
-    """Recompute activations in the backward pass."""
-
-
-# ---- train.py ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TrainConfig:
+class Config(Machine, Shear, Credit, Problems):
     """Train a causal language model with SHEAR, GRPO or a related method."""
 
-    task: Annotated[str, spec("NAME", str)] = "math"
-    """Problems to train on: embedded, math, code, own (math with sizes for a CPU), or a task of the
-    lab (words); default: embedded without --model, otherwise math.
-    """
-    model: OptionalText = None
-    """Hugging Face folder or hub id; by default embedded makes a model."""
-    seed: Seed = 0
-    """Random seed of problems, new weights, sampling and shuffling."""
-    out: Annotated[str, spec("TEXT", str)] = "runs"
-    """Folder for runs."""
-    name: OptionalText = None
-    """Name of this run's folder in --out; default: task, method and the next free number."""
+    # MODULE[:NAME=VALUE,...], whose `use` replaces functions of the run (repeatable).
     use: Texts = ()
-    """MODULE[:NAME=VALUE,...], whose `use` replaces functions of the run (repeatable)."""
-    problems: Problems = field(default_factory=Problems)
-    credit: Credit = field(default_factory=Credit)
-    shear: Shear = field(default_factory=Shear)
-    sampling: Sampling = Sampling()
-    grading: Grading = field(default_factory=Grading)
-    optimisation: Optimisation = Optimisation()
-    evaluation: Evaluation = Evaluation()
-    checkpoints: Checkpoints = Checkpoints()
-    machine: TrainMachine = TrainMachine()
-    given: tyro.conf.Suppress[tuple[str, ...]] = ()
-    """Names of the settings on the command line; sizes among them do not shrink to the data."""
+    prompts_per_step: int = 512  # Problems sampled per step.
+    rollouts_per_prompt: int = 8  # Responses per problem: the group size G.
+    # Maximum response length in tokens; 0: as long as an answer needs (embedded only).
+    max_tokens: int = 3000
+    temperature: float = 1.0  # Of sampling and of the trained log-probabilities alike.
+    steps: int = 300  # Training steps: sample, then update.
+    lr: float = 1e-6  # Learning rate of AdamW, constant and without weight decay.
+    prompts_per_update: int = 32  # Problems per update (mini-batch).
+    micro_tokens: int = 16_384  # Tokens per forward pass; affects only memory and time.
+    clip_low: float = 0.2  # Lower clip bound of the policy ratio, as a distance from 1.
+    clip_high: float = 0.28  # Upper clip bound of the policy ratio, as a distance from 1.
+    max_grad_norm: float = 1.0  # Maximum gradient norm; larger gradients are scaled down to it.
+    recompute: bool = True  # Recompute activations in the backward pass.
+    eval_groups: int = (
+        64  # Held-out problems that are sampled in groups, at most.
+    )
+    out: str = "runs"  # Folder for runs.
+    # Name of this run's folder in --out; default: task, method and the next free number.
+    name: str | None = None
+    save_every: int = 10  # Steps between checkpoints; the last step is always saved.
+    keep: int = 2  # Number of checkpoints to keep.
+    # Of older checkpoints keep the model of every Nth step, for eval.py; 0: none.
+    keep_models: int = 0
+    keep_samples: bool = False  # Write all groups of a step to samples.jsonl, not only one.
+    resume: str | None = None  # Folder of the run to resume, or of one of its checkpoints.
+    # Digest of the run's problems, which must be the same when it is resumed.
     digest: tyro.conf.Suppress[str | None] = None
-    """Digest of the run's problems, which must be the same when it is resumed."""
-
-
-PAPER_RECIPE = TrainConfig()
-# Sizes for two CPU cores. A line of work is 12 tokens; the scoring forward takes micro-batches
-# above a mini-batch.
-EMBEDDED = replace(
-    PAPER_RECIPE,
-    task="embedded",
-    problems=Problems(heldout=512, warmup_steps=600),
-    shear=Shear(window=12, stride=6),
-    sampling=Sampling(prompts_per_step=16, max_tokens=0),
-    optimisation=Optimisation(steps=40, lr=1e-4, prompts_per_update=4),
-    machine=TrainMachine(threads=1, recompute=False),
-)
-# Sizes for a model of 135 million parameters on two CPU cores; a step of a response has about 16
-# tokens, and spans of 12 in steps of 4 compare less than one.
-OWN = replace(
-    PAPER_RECIPE,
-    task="own",
-    shear=Shear(window=12, stride=4),
-    sampling=Sampling(prompts_per_step=4, max_tokens=256),
-    optimisation=Optimisation(steps=16, lr=2e-5, prompts_per_update=4, micro_tokens=4096),
-    evaluation=Evaluation(eval_groups=16),
-    machine=TrainMachine(recompute=False),
-)
-PRESETS = {
-    "embedded": EMBEDDED,
-    "math": PAPER_RECIPE,
-    "code": replace(PAPER_RECIPE, task="code"),
-    "own": OWN,
-}
 
 
 @dataclass(frozen=True)
-class Preset:
-    """The flags that choose a preset; they are read before all others."""
+class First:
+    """The flags that choose the defaults of the others."""
 
     task: str | None = None
     model: str | None = None
+    resume: str | None = None
 
 
-def preset(argv: Sequence[str] | None) -> TrainConfig:
-    """The defaults that --task and --model choose, with the names of all given flags."""
-    chosen, _ = read_flags(Preset, argv, add_help=False, return_unknown_args=True)
-    name = chosen.task or ("math" if chosen.model else "embedded")
-    try:
-        default = look_up(PRESETS, "tasks", "--task", name)
-    except BadInput:  # which `harness.refusals.check` raises again
-        default = PAPER_RECIPE
-    return replace(default, given=given_flags(argv))
-
-
-def given_flags(argv: Sequence[str] | None) -> tuple[str, ...]:
-    """The names of the settings that stand on a command line."""
-    words = [word.partition("=")[0] for word in (sys.argv[1:] if argv is None else argv)]
-    names = [word.removeprefix("--").replace("-", "_") for word in words if word[:2] == "--"]
-    return tuple(sorted({name.removeprefix("no_") for name in names}))
+def parse_train(argv: Sequence[str] | None = None) -> Config:
+    """The flags of a run; raises BadInput."""
+    words = sys.argv[1:] if argv is None else argv
+    first, _ = read_flags(First, words, add_help=False, return_unknown_args=True)
+    if first.resume:
+        default = saved_config(first.resume)
+    else:
+        default = defaults_of(first.task or ("math" if first.model else "embedded"))
+    config = read_flags(Config, words, prog="python train.py", default=default)
+    if config.prompts_per_update == default.prompts_per_update:  # not given: it may be smaller
+        groups = min(config.prompts_per_update, config.prompts_per_step)
+        config = replace(config, prompts_per_update=groups)
+    check(config, default, {word.partition("=")[0].replace("_", "-") for word in words})
+    return config
 
 
 def read_flags(kind: type, argv: Sequence[str] | None, **options: Any) -> Any:
     """The flags of a command as `tyro.cli` returns them with these options.
 
-    A flag that takes several values appends where it is given again. tyro prints --help and
-    mistakes, on rank 0 alone, and ends the process.
+    tyro prints --help and mistakes, on rank 0 alone, and ends the process.
     """
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head -1` ends without a word
-    config = tyro.cli(
-        kind,
-        args=merge_lists(sys.argv[1:] if argv is None else argv, list_flags(kind)),
-        config=FLAT,
-        console_outputs=not rank_of_torchrun(),
-        **options,
-    )
+    config = tyro.cli(kind, args=argv, console_outputs=not rank_of_torchrun(), **options)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)  # as Python has it
     return config
 
 
-def list_flags(kind: type) -> set[str]:
-    """The flags of a configuration that take several values."""
-    names = set()
-    for setting in dataclasses.fields(kind):
-        if isinstance(setting.type, type) and dataclasses.is_dataclass(setting.type):
-            names |= list_flags(setting.type)
-        elif isinstance(setting.default, tuple):
-            names.add(flag(setting.name))
-    return names
-
-
-def merge_lists(words: Sequence[str], names: set[str]) -> list[str]:
-    """A command line where each flag among `names` stands once, with all its values."""
-    part: list[str] = []  # a flag and its values
-    parts = [part]
-    first: dict[str, list[str]] = {}  # the part of each of the flags
-    for word in words:
-        name, equals, value = word.partition("=")
-        name = name.replace("_", "-")
-        if name in first:
-            part = first[name]
-            word = value
-            if not equals:
-                continue
-        elif name.startswith("--"):
-            part = []
-            parts.append(part)
-            if name in names:
-                first[name] = part
-        part.append(word)
-    return list(itertools.chain.from_iterable(parts))
-
-
-def parse_study(kind: type[Config], argv: Sequence[str] | None = None) -> tuple[Config, list[str]]:
-    """A study's own flags, and the other words of the command line: flags of train.py."""
-    prog = f"python -m lab.studies.{kind.__name__.lower()}"
-    return read_flags(kind, argv, prog=prog, return_unknown_args=True)
-
-
-def refuse_flags(given: Sequence[str], refused: str, reason: str) -> None:
-    """Raise BadInput for given flags of train.py that a study has no use for."""
-    for name in refused.split():
-        if name in given:
-            raise BadInput(f"{flag(name)}: {reason}; leave it out")
+def end_on_mistakes(parse: Callable[[], object]) -> None:
+    """Parse the flags of a command before its heavy imports; --help and mistakes end it here."""
+    try:
+        parse()
+    except BadInput as error:
+        if not rank_of_torchrun():
+            print(f"error: {printable(str(error))}", file=sys.stderr)
+        sys.exit(2)
 
 
 def rank_of_torchrun() -> int | None:
@@ -307,54 +140,107 @@ def rank_of_torchrun() -> int | None:
     return int(os.environ["RANK"]) if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
-def parse_train(argv: Sequence[str] | None = None) -> TrainConfig:
-    """The flags of a run; `harness.command.resolve` has what follows from them."""
-    return read_flags(TrainConfig, argv, prog="python train.py", default=preset(argv))
+# ---- defaults ------------------------------------------------------------------------------------
 
 
-def refuse_other_settings(
-    asked: Mapping[str, object], saved: Mapping[str, object], whose: str, remedy: str
-) -> None:
-    """Raise BadInput if a setting that is asked for differs from the `saved` one of a folder.
+def defaults_of(task: str) -> Config:
+    """The configuration of a run with --task alone; raises BadInput."""
+    kind = look_up(TASKS, "tasks", "--task", task)
+    return Config(task=task, **kind.defaults)
 
-    `whose` and `remedy` are parts of the message.
+
+def saved_config(resume: str) -> Config:
+    """The configuration of the run to resume, as its checkpoint has it; raises BadInput."""
+    checkpoint, about = files.find_checkpoint(Path(resume))
+    run = checkpoint.resolve().parent.parent
+    config = read_config(about["settings"], f"--resume {resume}")
+    return replace(config, out=str(run.parent), name=run.name, resume=resume)
+
+
+def read_config(settings: Mapping[str, Any], blame: str) -> Config:
+    """The configuration in a run's config.json or complete.json; raises BadInput."""
+    values: dict[str, Any] = {}
+    for setting in fields(Config):
+        if setting.name not in settings:
+            raise BadInput(f"{blame}: {setting.name} is missing; {FIRST_VERSION}")
+        value = settings[setting.name]
+        values[setting.name] = tuple(value) if isinstance(value, list) else value
+    return Config(**values)
+
+
+# ---- checks --------------------------------------------------------------------------------------
+
+
+def check(config: Config, default: Config, given: set[str]) -> None:
+    """Raise BadInput for settings out of bounds, without effect, or that contradict each other.
+
+    `given` are the flags that stand on the command line.
     """
-    for name, value in asked.items():
-        if value != saved.get(name):
-            raise BadInput(f"{flag(name)} {value}: {whose} {saved.get(name)}; {remedy}")
+    kind = look_up(TASKS, "tasks", "--task", config.task)
+    check_bounds(config, MAY_BE_ZERO)
+    for name in ignored_by(kind, config):
+        if flag(name) in given:
+            raise refusal(config, name, f"has no effect with --task {config.task}; leave it out")
+    for name, value in asdict(config).items():
+        saved = getattr(default, name)
+        if config.resume and name not in MAY_CHANGE and value != saved:
+            raise refusal(config, name, f"the run in --resume has {saved}; leave the flag out")
+    if config.resume:
+        done = files.find_checkpoint(Path(config.resume))[1]["step"]
+        if config.steps < done:  # equal if only the last evaluation was cut off
+            raise refusal(config, "steps", f"the checkpoint is of step {done} already; give more")
+    elif config.name and (Path(config.out) / config.name).exists():
+        raise refusal(config, "name", f"exists in {config.out}/ already; choose another name")
+    if config.rollouts_per_prompt < 2:
+        raise refusal(config, "rollouts_per_prompt", "a group needs 2 or more; raise it")
+    if config.toy_lines > 26:
+        raise refusal(config, "toy_lines", "a letter names each, so 26 at most; lower it")
+    if config.prompts_per_step % config.prompts_per_update:
+        raise refusal(config, "prompts_per_step", "must be a multiple of --prompts-per-update")
+    if config.stride > config.window:
+        raise refusal(config, "stride", "exceeds --window, which leaves tokens uncovered; lower it")
+    if config.keep_models % config.save_every:
+        raise refusal(config, "keep_models", "must be a multiple of --save-every")
+    if config.eps > 1 and config.eps_unit == "nbar" and "--eps-unit" not in given:
+        raise refusal(
+            config,
+            "eps",
+            "is large in units of nbar; add --eps-unit raw (the distances' unit) or nbar",
+        )
+    if kind.makes_model:
+        return
+    if not config.model:
+        raise refusal(config, "task", "needs --model; give a Hugging Face folder or hub id")
+    if config.task == "own" and not config.data:
+        raise refusal(config, "task", "needs --data; give a file of problems")
+    if not config.max_tokens:
+        raise refusal(config, "max_tokens", "only --task embedded has a fixed length; raise it")
 
 
-# ---- settings by the names of their flags --------------------------------------------------------
+def ignored_by(kind: Kind, config: Config) -> list[str]:
+    """The settings that have no effect on a run."""
+    names = kind.ignores.split()
+    if kind.makes_model and config.model:
+        names += ["toy_width", "warmup_steps"]
+    return names
+
+
+def check_bounds(config: Any, may_be_zero: Sequence[str]) -> None:
+    """Raise BadInput for numbers that are not finite and positive, and for empty texts."""
+    for name, value in asdict(config).items():
+        if value == "":
+            raise refusal(config, name, "is empty; give a value, or leave the flag out")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            is_zero = value == 0 and name in may_be_zero
+            if not (is_zero or 0 < value < math.inf):  # no comparison with NaN holds
+                raise refusal(config, name, "is out of bounds; give another number")
+
+
+def refusal(config: Any, name: str, reason: str) -> BadInput:
+    """The error for a flag of a configuration."""
+    return BadInput(f"{flag(name)} {getattr(config, name)}: {reason}")
 
 
 def flag(name: str) -> str:
     """The command-line spelling of a setting's name."""
     return "--" + name.replace("_", "-")
-
-
-def flat(config: "DataclassInstance") -> dict[str, Any]:
-    """Every setting of a configuration by its name, without the parts."""
-    values: dict[str, object] = {}
-    for name, value in dataclasses.asdict(config).items():
-        values.update(value if isinstance(value, dict) else {name: value})
-    return values
-
-
-def with_values(config: Config, values: Mapping[str, object]) -> Config:
-    """The configuration with other values of some settings, whatever part they stand in."""
-    changes: dict[str, object] = {}
-    for name, value in vars(config).items():
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            changes[name] = with_values(value, values)
-        elif name in values:
-            changes[name] = values[name]
-    return replace(config, **changes)
-
-
-def spell(name: str, value: object) -> list[str]:
-    """A flag and its value as one would type them; nothing where the flag would not be given."""
-    if isinstance(value, bool):
-        return [flag(name) if value else flag(f"no_{name}")]
-    if isinstance(value, tuple):
-        return [flag(name), *map(str, value)] if value else []
-    return [] if value is None else [flag(name), str(value)]

@@ -25,7 +25,6 @@ Left out: tensor, pipeline and context parallelism, offloading.
 import copy
 import ctypes
 import io
-import logging
 import os
 import signal
 import sys
@@ -76,7 +75,6 @@ def launch(count: int, script: str, argv: Sequence[str] | None) -> int:
     """
     print(f"starting {count} processes on this machine, one a rank", flush=True)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    logging.disable(logging.CRITICAL)  # torch's launcher logs, but the ranks report their errors
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // count)))
     config = LaunchConfig(
         min_nodes=1,
@@ -217,12 +215,11 @@ def shard(run: Run) -> None:
     """Set what the run trains, what it samples with (perhaps the same), and its optimizer.
 
     Trained weights are float32, whatever the model's dtype was; `--dtype` is that of the
-    computation. `--shard-over` ranks hold one set of weights between them and the sets are copies
-    of each other (HSDP); 0: all ranks hold one.
+    computation.
     """
     config = run.config
     ranks = run.ranks
-    dtype = getattr(torch, config.machine.dtype)
+    dtype = getattr(torch, config.dtype)
     model = run.context.policy.model
     run.parts.adapt(model, config.seed)
     # Before it is copied: the machine's memory would hold two for each rank.
@@ -235,15 +232,15 @@ def shard(run: Run) -> None:
         run.context.policy = Policy(rounded_copy(model, dtype), layout)
         # After the copy, which would otherwise take over the wrapped layers of `model`.
         run.trained = Policy(model, layout)
-        split_weights(run.trained, ranks, dtype, config.machine.shard_over or ranks.world)
-    if config.machine.recompute:
+        split_weights(run.trained, ranks, dtype)
+    if config.recompute:
         for policy in {run.trained, run.context.policy}:
             recompute_layers(policy)
     # Adam's step is lr whatever the gradient's size, so token weights that shrink all advantages
     # alike change little.
     run.optimizer = torch.optim.AdamW(
         [weights for weights in run.trained.parameters() if weights.requires_grad],
-        lr=config.optimisation.lr,
+        lr=config.lr,
         weight_decay=0.0,
         fused=ranks.device.type == "cuda",
     )
@@ -261,15 +258,12 @@ def rounded_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     return copy.deepcopy(model, rounded)  # which takes these instead of its parameters
 
 
-def split_weights(policy: Policy, ranks: Ranks, dtype: torch.dtype, size: int) -> None:
-    """Split a policy's weights over `size` ranks, one FSDP unit per decoder layer."""
+def split_weights(policy: Policy, ranks: Ranks, dtype: torch.dtype) -> None:
+    """Split a policy's weights over the ranks, one FSDP unit per decoder layer."""
     device = ranks.device.type
     if not dist.is_initialized():  # a mesh of one
         dist.init_process_group(BACKENDS[device], store=dist.HashStore(), rank=0, world_size=1)
-    mesh = init_device_mesh(
-        device, (ranks.world // size, size), mesh_dim_names=("replicate", "shard")
-    )
-    mesh = mesh if size < ranks.world else mesh["shard"]
+    mesh = init_device_mesh(device, (ranks.world,))
     compute = None if dtype == torch.float32 else dtype
     precision = MixedPrecisionPolicy(param_dtype=compute, reduce_dtype=torch.float32)
     for layer in layers_of(policy.model):  # one at a time to float32: only shards of it stay
@@ -289,26 +283,22 @@ def refresh(run: Run) -> int | None:
     Returns None if the two are one. Raises RuntimeError if a rank's copy differs from the trained
     weights: a sampler that lags behind would otherwise go unnoticed.
     """
-    ranks = run.ranks
     if run.context.policy is run.trained:
         return None
     copies = dict(run.context.policy.model.named_parameters())
-    trained = torch.zeros((), dtype=torch.int64, device=ranks.device)
+    sums = torch.zeros(2, dtype=torch.int64, device=run.ranks.device)  # of a shard, of the copy
     for number, (name, master) in enumerate(run.trained.model.named_parameters()):
         rounded = master.to(copies[name].dtype)
-        assert isinstance(master, DTensor) and isinstance(rounded, DTensor)  # FSDP has made them so
+        assert isinstance(rounded, DTensor)  # FSDP has made it so
         copies[name].copy_(rounded.full_tensor())
-        trained += checksum(rounded.to_local(), number)
-        shards = master.device_mesh.get_group("shard")
-    dist.all_reduce(trained, group=shards)
-    copied = int(sum(checksum(values, number) for number, values in enumerate(copies.values())))
-    seen = gather_items([int(trained), copied], ranks)
-    if len(set(seen)) > 1:
-        raise RuntimeError(
-            f"rank {ranks.rank}: sampling and trained weights differ, trained and copied by rank: "
-            f"{seen}"
-        )
-    return copied
+        sums[0] += checksum(rounded.to_local(), number)
+    for number, values in enumerate(copies.values()):
+        sums[1] += checksum(values, number)
+    shards, copied = zip(*gather(sums.tolist(), run.ranks), strict=True)  # by rank
+    trained = sum(shards)
+    if any((value - trained) % 2**64 for value in copied):
+        raise RuntimeError(f"sampling and trained weights differ: {copied} by rank, {trained}")
+    return copied[0]
 
 
 def checksum(values: Tensor, number: int) -> Tensor:

@@ -13,11 +13,10 @@ ends a response, or if the sampler's logits are not those of `grpo.Policy`.
 import contextlib
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
-import huggingface_hub
 import torch
 from transformers import (
     AutoConfig,
@@ -30,16 +29,11 @@ from transformers import (
 
 from grpo import end_to_end, rollout, token_ids
 from harness.files import config_of
-from tasks.errors import BadInput
+from tasks.errors import BadInput, cause
 from tasks.problems import render
 
-# Messages of torch on a CPU, of C++, of the kernel, and of Python when it starts a thread.
-NO_MEMORY = (
-    "DefaultCPUAllocator: can't allocate",
-    "bad_alloc",
-    "Cannot allocate memory",
-    "can't start new thread",
-)
+# A folder's own code is never run. False, and not unset: transformers would ask on the terminal.
+NO_CODE = {"trust_remote_code": False}
 LARGE = 1e6  # times the logits, where caps show
 # Parameters of a model that is checked in float32, in a copy of 8 GB. Training holds more.
 EXACT = 2e9
@@ -50,48 +44,24 @@ ROUNDING_HALF = 5e-2
 
 
 @contextlib.contextmanager
-def loader_options(flag: str, name: str) -> Iterator[dict]:
-    """Yield the arguments by which a `from_pretrained` of transformers loads `name`.
+def loading(flag: str, name: str) -> Iterator[None]:
+    """Inside, any error but too little memory becomes a BadInput, as loaders raise of any class.
 
-    `name` is the value of the command's `flag`: a folder or a hub id. Errors inside, except too
-    little memory, become BadInput. If the hub cannot be reached, only local files are used:
-    otherwise loaders would try again and again, for half a minute per file.
+    `name` is the value of the command's `flag`: a folder or a hub id.
     """
-    folder = Path(name)
-    # False, and not unset: transformers would ask on the terminal whether to trust the code.
-    options: dict = {"pretrained_model_name_or_path": name, "trust_remote_code": False}
-    if not folder.is_dir():
-        options["local_files_only"] = not hub_answers(name)
     try:
-        if config_of(folder):
-            raise ValueError(f"it is a run, its model is {folder / 'model'}")
-        yield options
-    except Exception as error:  # loaders raise exceptions of any class
-        if out_of_memory(error):  # not the folder's fault
-            raise
-        reason = str(error).strip().split("\n")[0].rstrip(".")
-        if not folder.exists():
-            reason = f"no such folder or file; {reason}; docs/scaling.md lists what a run downloads"
+        if config_of(Path(name)):
+            raise ValueError(f"it is a run, its model is {name}/model")
+        yield
+    except (BadInput, MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        reason = cause(error)
+        if not Path(name).exists():
+            reason = f"no such folder; {reason}; docs/scaling.md lists what a run downloads"
         raise BadInput(
-            f"{flag} {name}: cannot be loaded ({reason}); give {flag} a Hugging Face folder or hub "
-            "id"
+            f"{flag} {name}: cannot be loaded ({reason}); give a Hugging Face folder or hub id"
         ) from error
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether an error means too little memory, on a GPU or the machine."""
-    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return is_known or any(mark in str(error) for mark in NO_MEMORY)
-
-
-@cache
-def hub_answers(name: str) -> bool:
-    """Whether the hub answers a question about a model, if only that it has none of that name."""
-    try:
-        huggingface_hub.HfApi().model_info(name, timeout=5)
-    except Exception as error:  # of any class: no name server, no route, a timeout
-        return isinstance(error, huggingface_hub.errors.HfHubHTTPError)  # that is an answer
-    return True
 
 
 def load_outline(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -101,58 +71,60 @@ def load_outline(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     model without attention.
     """
     model = load_shapes(name)
-    config = model.config
-    text = config.get_text_config()  # the config of its language model, if it also reads images
+    text = model.config.get_text_config()  # of its language model, if it also reads images
     if not (getattr(text, "num_attention_heads", 0) and getattr(text, "num_hidden_layers", 0)):
         raise BadInput(
-            f"--model {name}: {config.model_type} has no attention, which training needs; give "
-            "another"
+            f"--model {name}: {model.config.model_type} has no attention, which training needs; "
+            "give another"
         )
     return model, load_tokenizer("--model", name)
 
 
 def load_shapes(name: str) -> PreTrainedModel:
     """The model that config.json describes, without weights; raises BadInput."""
-    with loader_options("--model", name) as options:
-        return outline_of(AutoConfig.from_pretrained(**options))
+    with loading("--model", name):
+        return outline_of(AutoConfig.from_pretrained(name, **NO_CODE))
 
 
 def outline_of(config: PreTrainedConfig) -> PreTrainedModel:
     """The model of a configuration without its weights, on the device `meta`."""
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        return AutoModelForCausalLM.from_config(config, **NO_CODE)
 
 
 def load_tokenizer(flag: str, name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of the model that a flag names; raises BadInput."""
-    with loader_options(flag, name) as options:
-        tokenizer = AutoTokenizer.from_pretrained(**options)
-    if not tokenizer("1 + 1 =")["input_ids"]:  # transformers makes an empty one without files
-        raise BadInput(f"{flag} {name}: its tokenizer is missing; save it in the folder")
+    with loading(flag, name):
+        tokenizer = AutoTokenizer.from_pretrained(name, **NO_CODE)
+        if not tokenizer("1 + 1 =")["input_ids"]:  # transformers makes an empty one without files
+            raise ValueError("its tokenizer is missing")
     return tokenizer
 
 
 def load_weights(
-    flag: str,
-    name: str,
-    from_pretrained: Callable,
-    dtype: torch.dtype | str,
-    device: torch.device,
+    flag: str, name: str, kind: Any, dtype: torch.dtype | str, device: torch.device
 ) -> PreTrainedModel:
-    """Load a model onto a device by its class's `from_pretrained`.
+    """Load a model of a class of transformers onto a device, checked.
 
     `dtype` "auto" is that of the files. Weights in safetensors go to the device without a copy in
-    the host's memory. Raises BadInput if weights do not fit config.json.
+    the host's memory. Raises BadInput for weights that config.json does not describe, or that are
+    not finite: a forward pass reads the embeddings of its own tokens only.
     """
-    with loader_options(flag, name) as options:
-        options.update(
-            dtype=dtype, device_map=device, output_loading_info=True, ignore_mismatched_sizes=True
+    with loading(flag, name):
+        model, found = kind.from_pretrained(
+            name,
+            dtype=dtype,
+            device_map=device,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **NO_CODE,
         )
-        model, loading = from_pretrained(**options)
-    wrong = loading["missing_keys"] | {key for key, *_ in loading["mismatched_keys"]}
-    if wrong:
-        reason = f"its weights are not those of its config.json ({min(wrong)} and perhaps others)"
-        raise BadInput(f"{flag} {name}: {reason}; give a complete folder")
+        wrong = found["missing_keys"] | {key for key, *_ in found["mismatched_keys"]}
+        if wrong:
+            raise ValueError(f"{min(wrong)} and perhaps other weights are not config.json's")
+        for key, weight in model.named_parameters():
+            if not all(value.isfinite() for value in weight.aminmax()):  # NaN if any weight is
+                raise ValueError(f"the weights in {key} are not finite")
     return model
 
 
@@ -179,42 +151,26 @@ def check_embedded(
             )
 
 
-def check_finite(flag: str, name: str, model: PreTrainedModel) -> None:
-    """Raise BadInput for weights that are not finite.
-
-    A forward pass would not find all of them: it reads the embeddings of its own tokens only.
-    """
-    for key, weight in model.named_parameters():
-        if not all(value.isfinite() for value in weight.aminmax()):  # both are NaN if any weight is
-            raise BadInput(f"{flag} {name}: its weights are not finite ({key}); give another model")
-
-
 def load_model(
     name: str, device: torch.device, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
     """The policy, in the dtype of its files; raises BadInput for one that would train wrongly."""
-    from_pretrained = AutoModelForCausalLM.from_pretrained
-    policy = load_weights("--model", name, from_pretrained, "auto", device)
-    check_finite("--model", name, policy)
+    policy = load_weights("--model", name, AutoModelForCausalLM, "auto", device)
     ids = tokenizer("1 + 1 =")["input_ids"]
     prompts = [ids]
     if tokenizer.chat_template:
         with contextlib.suppress(BadInput):  # for a template that fails; it may not be asked for
             prompts.append(render("chat", "1 + 1 =", "", tokenizer))
     check_embedded("--model", name, policy, tokenizer, prompts)
-    with loader_options("--model", name):  # models raise exceptions of any class
-        is_ours = computes_as_ours(policy, tokenizer, ids)
-    if not is_ours:
-        raise BadInput(
-            f"--model {name}: its logits are not head(last hidden state), or left padding and a "
-            "cache change them; give another architecture"
-        )
-    count = len(policy.get_input_embeddings().get_parameter("weight"))
-    if min(stop_ids(policy, tokenizer), default=count) >= count:
-        raise BadInput(
-            f"--model {name}: no token ends a response; name one as eos_token_id in its "
-            "generation_config.json"
-        )
+    with loading("--model", name):  # models raise exceptions of any class
+        if not computes_as_ours(policy, tokenizer, ids):
+            raise ValueError(
+                "its logits are not head(last hidden state), or left padding and a cache change "
+                "them"
+            )
+        count = len(policy.get_input_embeddings().get_parameter("weight"))
+        if min(stop_ids(policy, tokenizer), default=count) >= count:
+            raise ValueError("no token ends a response; name one in its generation_config.json")
     return policy
 
 

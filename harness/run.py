@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit.batch import Context
 from grpo import PADDED, Layout, Policy, hf_generate
-from harness.config import TrainConfig
+from harness.config import Config
 from tasks.problems import Task
 
 EVALUATION = 2**31  # instead of a step, before and after training alike
@@ -81,7 +81,7 @@ class Parts:
 class Run:
     """A run. Fields without a value are set when the run gets that far."""
 
-    config: TrainConfig
+    config: Config
     ranks: Ranks
     # Its policy samples and scores: a whole copy of the weights, in the dtype of compute.
     context: Context
@@ -96,7 +96,7 @@ class Run:
 
 
 def make_context(
-    config: TrainConfig,
+    config: Config,
     policy: Policy,
     tokenizer: PreTrainedTokenizerBase,
     task: Task,
@@ -107,10 +107,10 @@ def make_context(
         policy=policy,
         tokenizer=tokenizer,
         task=task,
-        shear=config.shear,
+        shear=config,
         seed=config.seed,
-        temperature=config.sampling.temperature,
-        micro_tokens=config.optimisation.micro_tokens,
+        temperature=config.temperature,
+        micro_tokens=config.micro_tokens,
         hooks=hooks,
     )
 

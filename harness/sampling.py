@@ -28,10 +28,10 @@ def sample_and_grade(
         context.tokenizer,
         [context.task.prompt(problem) for problem in problems],
         count,
-        max_tokens=run.config.sampling.max_tokens,
+        max_tokens=run.config.max_tokens,
         temperature=temperature,
         stops=stop_ids(context.policy.model, context.tokenizer),
-        batch_size=run.config.machine.generate_batch,
+        batch_size=run.config.generate_batch,
         generate=run.parts.generate,
     )
     clock.lap("generate")
@@ -42,11 +42,11 @@ def sample_and_grade(
 
 def sample_step(run: Run, step: int, clock: Clock) -> tuple[list[dict], Rollouts, list[Verdict]]:
     """The problems of a step that are this rank's, G rollouts of each, and their verdicts."""
-    sampling = run.config.sampling
-    drawn = run.context.task.draw(step, sampling.prompts_per_step, run.config.seed)
+    config = run.config
+    drawn = run.context.task.draw(step, config.prompts_per_step, config.seed)
     problems = fsdp.share(drawn, run.ranks)
     rollouts, verdicts = sample_and_grade(
-        run, problems, sampling.rollouts_per_prompt, sampling.temperature, clock
+        run, problems, config.rollouts_per_prompt, config.temperature, clock
     )
     return problems, rollouts, verdicts
 

@@ -72,7 +72,7 @@ from tasks.errors import BadInput, bad_input_on_error
 from tasks.lessons import FirstError
 from tasks.reward import load_reward
 from tasks.rows import SURROGATE, from_hub, lacks, read_rows
-from tasks.settings import Grading, Problems
+from tasks.settings import Problems, Template
 
 # What each kind of problem asks for.
 INSTRUCTIONS = {
@@ -194,8 +194,6 @@ def grader(kind: str, timeout_s: float | None, level: str) -> Callable[[str, obj
 def task(
     kind: str,
     settings: Problems,
-    grading: Grading,
-    seed: int,
     tokenizer: PreTrainedTokenizerBase,
     model_name: str,
 ) -> tuple[Task, list[str]]:
@@ -203,7 +201,7 @@ def task(
 
     No problem is held out yet. Raises BadInput.
     """
-    empty, note = empty_task(kind, settings, grading, tokenizer, model_name)
+    empty, note = empty_task(kind, settings, tokenizer, model_name)
     found, notes = load_problems(kind, settings.data)
     return replace(empty, train=found), [*notes, note]
 
@@ -215,7 +213,6 @@ code = partial(task, "code")
 def empty_task(
     kind: str,
     settings: Problems,
-    grading: Grading,
     tokenizer: PreTrainedTokenizerBase,
     model_name: str,
 ) -> tuple[Task, str]:
@@ -224,12 +221,12 @@ def empty_task(
     Its grader is that of --reward, where it is given. Raises BadInput.
     """
     template = choose_template(settings.template, model_name, tokenizer)
-    if grading.reward:
-        grade = load_reward(grading.reward)
+    if settings.reward:
+        grade = load_reward(settings.reward)
     else:
-        grade = grader(kind, grading.grade_timeout, grading.sandbox)
+        grade = grader(kind, settings.grade_timeout, settings.sandbox)
     made = text_task(kind, template, tokenizer, grade)
-    refuse_copies = kind == "math" and not grading.reward
+    refuse_copies = kind == "math" and not settings.reward
     return replace(made, refuse_copies=refuse_copies), f"template {template}"
 
 
@@ -310,7 +307,9 @@ def split(
 # ---- templates -----------------------------------------------------------------------------------
 
 
-def choose_template(template: str, model_name: str, tokenizer: PreTrainedTokenizerBase) -> str:
+def choose_template(
+    template: Template, model_name: str, tokenizer: PreTrainedTokenizerBase
+) -> Template:
     """The template, where "auto" is resolved by the tokenizer and by `model_name`.
 
     `model_name` is a hub id or a folder. Raises BadInput if the tokenizer has no chat template for

@@ -49,7 +49,7 @@ from tasks.lessons import (
     teach,
 )
 from tasks.problems import Task, grader
-from tasks.settings import Grading, Problems
+from tasks.settings import Problems
 
 LABELS = string.ascii_lowercase
 FEW = 8  # lines whose labels the default's vocabulary holds
@@ -76,8 +76,6 @@ HINT_TOKENS = 4
 
 def task(
     settings: Problems,
-    grading: Grading,
-    seed: int,
     tokenizer: PreTrainedTokenizerBase,
     model_name: str,
 ) -> tuple[Task, list[str]]:
@@ -91,7 +89,7 @@ def task(
             f"--task embedded: {model_name} is not a model of the embedded task with --toy-lines "
             f"{lines}; give that of its training, or --task math and --data"
         )
-    train, heldout = make_problems(MADE_PROBLEMS, settings.heldout, lines, seed)
+    train, heldout = make_problems(MADE_PROBLEMS, settings.heldout, lines, settings.seed)
     if len(train) < MADE_PROBLEMS:
         raise BadInput(
             f"--toy-lines {lines}: too few different problems for --heldout {settings.heldout}; "
@@ -102,12 +100,12 @@ def task(
         train,
         heldout,
         itemgetter("problem"),
-        grader("math", grading.grade_timeout, grading.sandbox),
+        grader("math", settings.grade_timeout, settings.sandbox),
         first_error=first_error,
         step_end="\n",
         hint=HINT,
         solved="{}\n",
-        lessons=partial(warm_up, lines=lines, seed=seed),
+        lessons=partial(warm_up, lines=lines, seed=settings.seed),
     ), []
 
 

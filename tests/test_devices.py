@@ -3,6 +3,7 @@
 A tensor that is left on the CPU is found in each.
 """
 
+from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -14,7 +15,6 @@ from builders.simulated_gpu import CUDA, Cuda, mark
 
 import train
 from grpo import rollout
-from harness.config import with_values
 from harness.load import make_task
 from harness.run import Ranks
 from shear import shear_weights
@@ -62,7 +62,7 @@ def written(model, prompt_ids, prompt_mask, *, pad, **limits):
 
 def take_step(run, method: str) -> dict:
     """The metrics of a step, from problems to moved weights."""
-    run.config = with_values(run.config, {"method": method})
+    run.config = replace(run.config, method=method)
     return train.train_step(run, 0)[0]
 
 

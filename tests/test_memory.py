@@ -9,7 +9,7 @@ from transformers import LlamaConfig, Qwen2Config
 
 from grpo import HEAD_CHUNK
 from harness import memory
-from harness.config import PAPER_RECIPE, Machine, TrainConfig, with_values
+from harness.config import Config, Machine
 from harness.load import choose_batch_of_run
 from harness.memory import row_bytes
 from harness.models import outline_of
@@ -38,10 +38,10 @@ LAYER = 64 + 32 + 32 + 64 + (8 + 4 + 4) + 3 * 8 * 16 + 2 * 8
 TOTAL = 3 * LAYER + 2 * 10 * 8 + 8  # embeddings, head, norm
 
 
-def flags(**changes) -> TrainConfig:
+def flags(**changes) -> Config:
     """The paper's recipe, as far as memory depends on it."""
     recipe = {"dtype": "bfloat16", "prompts_per_step": 64, "heldout": 1, "device": "cuda"}
-    return with_values(PAPER_RECIPE, recipe | {"out": "o", "model": "M"} | changes)
+    return Config(**recipe | {"out": "o", "model": "M"} | changes)
 
 
 def in_bytes(parts: dict, names: str) -> list[int]:
@@ -110,7 +110,7 @@ def test_the_default_batch_depends_on_the_gpu_s_size_and_not_on_what_is_free(mon
     resident = memory.predict(OUTLINE, config, 1)["resident"]
     for free in (10**6, 10**10):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 10**10))
-        expected = memory.choose_batch(TINY, config.machine, 10 - resident, 9, 90)
+        expected = memory.choose_batch(TINY, config, 10 - resident, 9, 90)
         assert choose_batch_of_run(*parts) == expected > 1000
 
 

@@ -18,6 +18,7 @@ from builders.one_step import STEP_FLAGS, one_step
 from builders.processes import on_two
 from builders.runs import ALONE, assert_same_run, config_from, recipe_with, run_of, sharded
 from builders.small_models import small_mixtral
+from harness.folder import open_folder
 from safetensors.torch import load_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
@@ -25,7 +26,6 @@ from transformers import AutoModelForCausalLM
 import train
 from grpo import Policy, Rollouts, rollout
 from harness import checkpoint, command, files, fsdp, load
-from harness.folder import open_folder
 from harness.fsdp import checksum, share
 from harness.run import Ranks
 from tasks import toy

@@ -172,7 +172,7 @@ def test_every_number_has_bounds(capsys):
         part_of |= dict.fromkeys(vars(part), type(part))
 
     def refuses(name: str, value: str) -> bool:
-        kind = part_of.get(name, config.TrainConfig)
+        kind = part_of.get(name, config.Config)
         with pytest.raises(SystemExit, match="2"):
             config.read_flags(kind, [f"{config.flag(name)}={value}"])
         return config.flag(name) in capsys.readouterr().err

@@ -142,8 +142,8 @@ def test_sizes_that_were_not_given_shrink_to_the_data_and_the_context(words, siz
 def sizes_of(config) -> tuple:
     """What shrinks."""
     sampling = config.sampling
-    updates = config.optimisation.prompts_per_update
-    return config.problems.heldout, sampling.prompts_per_step, updates, sampling.max_tokens
+    updates = config.prompts_per_update
+    return config.heldout, sampling.prompts_per_step, updates, sampling.max_tokens
 
 
 def test_sets_that_are_large_enough_change_no_size(qwen, tmp_path):

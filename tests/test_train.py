@@ -12,11 +12,13 @@ import signal
 import statistics
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partialmethod
 from operator import itemgetter
 from pathlib import Path
 from unittest.mock import Mock
 
+import harness.folder
 import pytest
 import torch
 from builders.case_files import cases
@@ -30,7 +32,6 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
-import harness.folder
 import harness.sampling
 import train
 from credit import batch as batches
@@ -39,7 +40,6 @@ from credit.rules import RULES, Rule
 from grading.sandbox import SandboxError
 from grpo import Rollouts
 from harness import files, load, models
-from harness.config import with_values
 from harness.files import read_lines
 from harness.run import Run
 from rewards import Verdict
@@ -89,7 +89,7 @@ def old_log_probs(run: Run, rollouts: Rollouts) -> torch.Tensor:
     """(B, T) of the policy that sampled, as training takes them."""
     count = len(rollouts.texts)
     verdicts = [Verdict(row % 2.0, "drawn") for row in range(count)]
-    problems = run.context.task.train[: count // run.config.sampling.rollouts_per_prompt]
+    problems = run.context.task.train[: count // run.config.rollouts_per_prompt]
     batch = batches.Batch.of(rollouts, verdicts, problems)
     return train.score_and_credit(run, batch, new_clock()).log_probs
 
@@ -98,7 +98,7 @@ def credited(
     run: Run, rollouts: Rollouts, old: torch.Tensor, token_advantages: torch.Tensor
 ) -> batches.Batch:
     """What `train.update` takes, with rewards of 0."""
-    size = run.config.sampling.rollouts_per_prompt
+    size = run.config.rollouts_per_prompt
     return batch_of(
         torch.zeros(len(old)), rollouts, size, log_probs=old, token_advantages=token_advantages
     )
@@ -175,7 +175,7 @@ def test_updates_are_those_of_a_written_out_loop(quick):
     )
     flags += " --clip-low .1 --clip-high .4 --max-grad-norm .05"
     run = assembled(quick, flags)
-    run.config = with_values(run.config, {"micro_tokens": 150})  # several passes a mini-batch
+    run.config = replace(run.config, micro_tokens=150)  # several passes a mini-batch
     run.optimizer.param_groups[0]["eps"] = 1e-3
     reference = copy.deepcopy(run.trained.model).double()
     rollouts = sampled(run, 6, 4)
@@ -390,7 +390,7 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(quick, monkeypatch):
     States never leave a block.
     """
     run = assembled(quick, "--prompts-per-step 5 --prompts-per-update 1")
-    of_a_group = 8 * run.config.sampling.max_tokens
+    of_a_group = 8 * run.config.max_tokens
     seen = []
     found = []
 

@@ -15,7 +15,7 @@ import torch
 from transformers import GenerationConfig
 
 from grpo import hf_generate, rollout
-from harness import fsdp, log
+from harness import fsdp
 from harness.models import stop_ids
 from lab.fast.generate import fast_generate
 from lab.fast.packing import packing_of
@@ -63,12 +63,12 @@ for way in sys.argv[2:]:
     if way != "batch":  # its start is part of a call
         sample(way, 8)
     if ranks.device.type == "cuda":
-        log.peak_gb()
+        torch.cuda.reset_peak_memory_stats()
     torch.manual_seed(0)
     began = time.perf_counter()
     lengths = sample(way, limit)
     seconds = time.perf_counter() - began
-    peak = log.peak_gb() if ranks.device.type == "cuda" else 0.0
+    peak = torch.cuda.max_memory_allocated() / 1e9  # 0 without a GPU
     print(
         f"{way:12} {len(lengths)} responses, mean {sum(lengths) / len(lengths):.0f}, longest "
         f"{max(lengths)}: {seconds:.1f} s, {sum(lengths) / seconds:,.0f} tokens/s, "

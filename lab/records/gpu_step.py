@@ -11,6 +11,7 @@ Other flags are those of train.py; it uses `lab.fast`. Half of the responses end
 import copy
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -18,7 +19,6 @@ import transformers
 
 import train
 from harness import fsdp, log, memory
-from harness.config import with_values
 from harness.load import make_run, make_task
 from lab.records import random_model
 from lab.studies.needs import settings_of_run
@@ -30,14 +30,14 @@ random_model.write_problems(folder / "problems.jsonl")
 words = f"--model random-{shape} --data {folder / 'problems.jsonl'} --heldout 4 --eval-groups 4"
 words += " --template qwen-math --prompts-per-update 8 --generate-batch 256"
 config = settings_of_run([*words.split(), *flags])
-ranks = fsdp.join(config.machine.device)
-model = random_model.make_model(shape, ranks.device, config.sampling.max_tokens / 5)
+ranks = fsdp.join(config.device)
+model = random_model.make_model(shape, ranks.device, config.max_tokens / 5)
 tokenizer = random_model.make_tokenizer(shape)
 config, task, _ = make_task(config, tokenizer, model.config.max_position_embeddings)
 run = make_run(config, ranks, model, tokenizer, task)
 run.folder = folder
 use(run.parts, config.use)
-predicted = memory.predict(model, config, 1)
+predicted = memory.peaks_gb(model, config, 1)
 fsdp.shard(run)
 del model
 peaks = {}  # GB, by phase
@@ -48,24 +48,25 @@ def lap_with_peak(clock: log.Clock, name: str) -> None:
     """End a phase, and note the largest memory that tensors held in it."""
     lap(clock, name)
     if ranks.device.type == "cuda":
-        peaks[name] = max(peaks.get(name, 0.0), log.peak_gb())
+        peaks[name] = max(peaks.get(name, 0.0), torch.cuda.max_memory_allocated() / 1e9)
+        torch.cuda.reset_peak_memory_stats()
 
 
 log.Clock.lap = lap_with_peak
 few = {"prompts_per_step": 4, "prompts_per_update": 4, "max_tokens": 32}
 small = copy.copy(run)
-small.config = with_values(config, few)
+small.config = replace(config, **few)
 train.train_step(small, 0)
 peaks.clear()
 metrics, _ = train.train_step(run, 1)
 device = torch.cuda.get_device_name(ranks.device) if peaks else "CPU"
 print(f"{device}, torch {torch.__version__}, transformers {transformers.__version__}")
-rows = config.sampling.prompts_per_step * config.sampling.rollouts_per_prompt
+rows = config.prompts_per_step * config.rollouts_per_prompt
 print(f"{shape}: {rows} responses, mean length {metrics['length']:.0f}")
 for phase, seconds in metrics["seconds"].items():
     print(f"{phase:9} {seconds:8.2f} s   peak {peaks.get(phase, 0.0):6.1f} GB")
 others = sum(metrics["seconds"].values()) - metrics["seconds"]["weights"]
 print(f"SHEAR's weights add {metrics['seconds']['weights'] / others:.2%}")
-for part in ("resident", "sampling", "training"):
-    print(f"predicted, {part}: {predicted[part]:.1f} GB")
+for part, gb in zip(("sampling", "training"), predicted, strict=True):
+    print(f"predicted, {part}: {gb:.1f} GB")
 print(f"mean |log ratio| {metrics['abs_log_ratio']:.1g}, mixed {1 - metrics['equal_groups']:.0%}")

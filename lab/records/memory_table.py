@@ -3,8 +3,10 @@
 Run: `python -m lab.records.memory_table`.
 """
 
+from dataclasses import replace
+
 from harness import memory
-from harness.config import PAPER_RECIPE, with_values
+from harness.config import Config
 from harness.models import outline_of
 from lab.records.random_model import LARGE, SMALL
 from lab.tools import lora
@@ -19,8 +21,8 @@ for shape, gpus, lora_rank in (
     model = outline_of(shape)
     if lora_rank:
         lora.add(model, seed=0, rank=lora_rank)
-    config = with_values(PAPER_RECIPE, {"device": "cuda", "dtype": "bfloat16"})
-    room = 80 - memory.predict(model, config, gpus)["resident"]
-    batch = memory.choose_batch(shape, config.machine, room, memory.PROMPT, 3000)
-    gb = memory.predict(model, with_values(config, {"generate_batch": batch}), gpus)
-    print(" | ".join(f"{gb[name]:.1f}" for name in ("sampling", "training", "resident")))
+    config = Config(device="cuda", dtype="bfloat16")
+    stay = memory.resident_gb(model, config, gpus)
+    batch = memory.choose_batch(shape, config, 80 - stay, memory.PROMPT, 3000)
+    peaks = memory.peaks_gb(model, replace(config, generate_batch=batch), gpus)
+    print(" | ".join(f"{gb:.1f}" for gb in (*peaks, stay)))

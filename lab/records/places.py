@@ -29,7 +29,7 @@ SHOWN = "shear|first|own-side|position|surprisal|reading cost|shear-cost|window 
 
 def rows_of(path: Path) -> list[dict]:
     """A row per kind of weights in a file of numbers."""
-    found = files.read_settings(path)
+    found = files.read_json(path)
     rows = []
     for name, place in {**found["methods"], **found["settings"]}.items():
         row = {"lines": found["flags"]["toy_lines"], "seed": found["flags"]["seed"]}

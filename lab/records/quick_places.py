@@ -32,7 +32,7 @@ from lab.studies.prefixes import Prefixes, context_at_start, score_group
 METHODS = ["shear", "own-side", "position"]
 
 folder = Path(sys.argv[1])
-flags = files.read_settings(folder / "config.json")
+flags = files.read_json(folder / "config.json")
 command = ["--model", str(folder / "start")]
 for name in ("task", "window", "stride"):
     command += [f"--{name}", str(flags[name])]
@@ -41,7 +41,7 @@ if flags["task"] == "embedded":
 context = context_at_start(load_run(settings_of_run(command), fsdp.join("cpu")))
 # SHEAR with one setting changed, by the names of `lab.studies.diagnose`
 changes = {"eps 0.25": {"eps": 0.25}, f"window 32, stride {flags['stride']}": {"window": 32}}
-groups = [Prefixes(**files.read_settings(path)) for path in sorted(folder.glob("group-*.json"))]
+groups = [Prefixes(**files.read_json(path)) for path in sorted(folder.glob("group-*.json"))]
 mixed = [group for group in groups if group.mixed]
 for number, group in enumerate(tqdm(mixed, "groups", disable=None)):
     path = folder / f"weights-{number:04d}.pt"

@@ -21,11 +21,11 @@ from lab.studies import compare, diagnose, figures
 RECORDS = Path(__file__).parent
 ARMS = ["grpo", "shear", "position", "grpo-wrong-.39"]
 
-where_credit_goes = files.read_settings(RECORDS / "real-weights.json")
+where_credit_goes = files.read_json(RECORDS / "real-weights.json")
 places = {marked(name): place for name, place in where_credit_goes["methods"].items()}
 where_credit_goes["methods"] = places
-at_equal_position = files.read_settings(RECORDS / "real-weights-places.json")
-paper_figures = files.read_settings(RECORDS / "real-weights-figures.json")
+at_equal_position = files.read_json(RECORDS / "real-weights-places.json")
+paper_figures = files.read_json(RECORDS / "real-weights-figures.json")
 for lines in (
     diagnose.truth_lines(at_equal_position),
     diagnose.truth_lines(where_credit_goes),  # without the columns of equal position

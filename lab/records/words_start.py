@@ -4,9 +4,8 @@
 """
 
 from harness import fsdp
-from harness.command import resolve
 from harness.config import parse_train
-from harness.load import load_run
+from harness.load import load_run, resolve
 from harness.run import Run
 
 

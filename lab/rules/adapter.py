@@ -19,8 +19,7 @@ def needs_adapter(run: "Run", **options: object) -> None:
     """Raise BadInput without `--use lab.tools.lora`."""
     if not any(text.startswith("lab.tools.lora") for text in run.config.use):
         raise BadInput(
-            f"--method {run.config.credit.method}: needs a LoRA adapter; add "
-            "--use lab.tools.lora:rank=16"
+            f"--method {run.config.method}: needs a LoRA adapter; add --use lab.tools.lora:rank=16"
         )
 
 

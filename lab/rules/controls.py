@@ -20,7 +20,7 @@ def needs_first_errors(run: "Run", **options: object) -> None:
     """Raise BadInput if the run's task does not know first errors."""
     if not run.context.task.first_error:
         raise BadInput(
-            f"--method {run.config.credit.method}: needs the true first error, which --task "
+            f"--method {run.config.method}: needs the true first error, which --task "
             f"{run.config.task} does not know; choose another method"
         )
 

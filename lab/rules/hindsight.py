@@ -48,9 +48,9 @@ def check_room(run: "Run", tell: Callable[[dict], dict], responses: int) -> None
     prompts = [task.prompt(tell(problem)) for problem in task.train + task.heldout]
     longest = max(map(len, token_ids(context.tokenizer, prompts)))
     most = context_of(context.policy.model)
-    if longest + responses * run.config.sampling.max_tokens > most:
+    if longest + responses * run.config.max_tokens > most:
         raise BadInput(
-            f"--method {run.config.credit.method}: its prompt of {longest} tokens and {responses} "
+            f"--method {run.config.method}: its prompt of {longest} tokens and {responses} "
             f"response(s) of --max-tokens exceed the model's context of {most}; lower --max-tokens"
         )
 

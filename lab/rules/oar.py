@@ -20,7 +20,7 @@ def needs_box(run: "Run", **options: object) -> None:
     """Raise BadInput where responses are programs, which put no answer in a box."""
     if run.context.task.reference != "answer":
         raise BadInput(
-            f"--method {run.config.credit.method}: needs an answer in a box, and programs have "
+            f"--method {run.config.method}: needs an answer in a box, and programs have "
             "none; choose another method"
         )
 

@@ -12,6 +12,7 @@ merges it).
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pandas as pd
 import torch
@@ -24,7 +25,6 @@ from credit.measures import around, localisation, peak, shares_by_part
 from credit.rules import assign_credit
 from credit.settings import Credit, Shear
 from grpo import cat_padded
-from harness.config import with_values
 from lab.studies.needs import WITH_ADAPTER, WITH_MODEL
 
 FOLDS = 20  # sets of groups that the jackknife leaves out in turn; no group is split
@@ -114,13 +114,13 @@ def half_width(values: pd.Series) -> float:
 
 def changes_of(shear: Shear) -> dict[str, Shear]:
     """SHEAR's settings with one change at a time, by its name."""
-    changes: list[dict[str, float]] = [{"eps": shear.eps / 5}, {"eps": shear.eps * 5}]
+    changes: list[dict[str, Any]] = [{"eps": shear.eps / 5}, {"eps": shear.eps * 5}]
     for thirds in (2, 4, 8):
         window = max(1, shear.window * thirds // 3)
         changes.append({"window": window, "stride": min(shear.stride, window)})
     settings = {}
     for change in changes:
-        other = with_values(shear, change)
+        other = replace(shear, **change)
         if other != shear:
             name = ", ".join(f"{setting} {value:g}" for setting, value in change.items())
             settings[name] = other

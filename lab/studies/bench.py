@@ -24,23 +24,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.config import Counts, GroupSizes, Machine, read_flags
-from tasks.settings import Count
+from harness.config import Machine, read_flags
 
 
 @dataclass(frozen=True)
 class Bench:
     """Time SHEAR's distances beside POT's; under a minute on a CPU."""
 
-    tokens: Counts = (300,)
+    tokens: tuple[int, ...] = (300,)
     """Tokens of a response."""
-    width: Counts = (896,)
+    width: tuple[int, ...] = (896,)
     """Width of the states."""
-    group: GroupSizes = (8,)
+    group: tuple[int, ...] = (8,)
     """Rollouts of a group."""
-    pairs: Count = 256
+    pairs: int = 256
     """Maximum number of pairs of 100 x 100 tokens that a peer solves; more if they are smaller."""
-    rounds: Count = 3
+    rounds: int = 3
     """Number of times that each solver is measured."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto: cuda if available."""
@@ -69,7 +68,7 @@ from torch import Tensor
 
 from credit.settings import Shear
 from harness import tables
-from harness.command import resolve_machine, run_command
+from harness.command import on_machine, run_command
 from lab.fast.distances import CHUNK_ENTRIES, token_distances
 from lab.fast.race import race
 from shear import Side, Spans, closest_spans, mean_norm, shear_weights, two_sides
@@ -84,13 +83,13 @@ TRUE_ITERS = 20_000
 TRUE_TOL = 1e-7
 
 
-@run_command(memory="lower --tokens, --width or --group", interrupted="interrupted")
+@run_command
 def main(argv: list[str] | None = None) -> None:
     """Print a table per group."""
     flags = parse_bench(argv)
     # POT warns that it has not converged, which the table's errors show
     warnings.simplefilter("ignore")
-    device = torch.device(resolve_machine(Machine(flags.device)).device)
+    device = torch.device(on_machine(Machine(flags.device)).device)
     hardware = f"CPU, {torch.get_num_threads()} threads"
     if device.type == "cuda":
         hardware = torch.cuda.get_device_name(device)

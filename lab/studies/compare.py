@@ -52,9 +52,8 @@ from typing import Annotated, NamedTuple
 
 import tyro
 
-from harness.config import PathFlag, Seeds, Texts, parse_study
+from lab.studies.flags import parse_study, refuse_flags
 from tasks.errors import BadInput
-from tasks.settings import Count, number, several
 
 TUNING = (100, 101)  # seeds
 ARMS_HELP = 'Arms: a method, or "NAME: METHOD FLAGS"; if not given, all that the task allows.'
@@ -69,16 +68,16 @@ class Compare:
 
     runs: tyro.conf.Positional[tuple[str, ...]] = ()
     """Folders of runs: print their numbers and draw their curves; nothing is trained."""
-    arms: Annotated[Texts, tyro.conf.arg(help=ARMS_HELP)] = ()
-    seeds: Seeds = (0, 1, 2, 3, 4)
+    arms: Annotated[tuple[str, ...], tyro.conf.arg(help=ARMS_HELP)] = ()
+    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     """Seeds that each arm is confirmed on."""
-    tuning_seeds: Seeds = TUNING
+    tuning_seeds: tuple[int, ...] = TUNING
     """Seeds that choose the learning rates."""
-    rates: Annotated[tuple[float, ...], several(number(float, 1e-30))] = ()
+    rates: tuple[float, ...] = ()
     """Learning rates to tune each arm on; if not given, a grid around the task's --lr."""
-    jobs: Count = 2
+    jobs: int = 2
     """Processes; a seed's trials each."""
-    rows: PathFlag = Path("runs/compare.jsonl")
+    rows: Path = Path("runs/compare.jsonl")
     """File of finished trials."""
 
 
@@ -94,8 +93,7 @@ import train
 from credit.rules import RULES
 from harness import files, fsdp, log, tables
 from harness.command import run_command
-from harness.config import TrainConfig, given_flags, parse_train, refuse_flags
-from harness.folder import open_folder
+from harness.config import Config, parse_train
 from harness.load import give_lessons, load_run
 from harness.run import Run, seed_of
 from harness.sampling import sample_and_grade
@@ -157,14 +155,14 @@ OUTCOMES = (
 COLUMNS = [*Trial._fields, *OUTCOMES, "code", "rewards"]
 
 
-@run_command(memory="lower --jobs or --micro-tokens")
+@run_command
 def main(argv: list[str] | None = None) -> None:
     """Run the trials that are missing, then print the table."""
     flags, others = parse_study(Compare, argv)
     if flags.runs:
         return draw(flags.runs)
-    config = parse_train(others)
-    refuse_flags(config.given, f"method {OURS}", "the trials set it")
+    parse_train(others)  # which refuses what it does not know
+    refuse_flags(others, f"method {OURS}", "the trials set it")
     tuning = sorted(set(flags.tuning_seeds))
     stages = {"tune": tuning, "confirm": sorted(set(flags.seeds))}
     if len(stages["confirm"]) < 2 or set(flags.seeds) & set(tuning):
@@ -204,10 +202,10 @@ def words_of(arm: str) -> list[str]:
     return ["--method", *(command or name).split()]
 
 
-def settings_of(arm: str, others: list[str]) -> TrainConfig:
+def settings_of(arm: str, others: list[str]) -> Config:
     """train.py's settings of an arm, after the `others`; raises BadInput."""
     words = words_of(arm)
-    refuse_flags(given_flags(words), f"{OURS} {SHARED}", "no flag of an arm")
+    refuse_flags(words, f"{OURS} {SHARED}", "no flag of an arm")
     config = settings_of_run([*others, *words])
     check_needs(config)
     return config
@@ -295,7 +293,7 @@ def rates_of(stage: str, cell: Cell, arm: str, trials: pd.DataFrame) -> Sequence
     if stage == "confirm":
         return [curves.idxmax()]
     config = settings_of(arm, shlex.split(cell.flags))
-    middle = config.optimisation.lr
+    middle = config.lr
     if "lab.tools.lora" in " ".join(config.use):
         middle *= 10  # adapters need ten times the rate of the whole model
     return cell.rates or grid(middle, curves)
@@ -355,12 +353,12 @@ def run_from_one_start(cell: Cell, path: Path, trials: list[Trial]) -> None:
             files.append_rows(path, [trial._asdict() | {"code": code} | result])
 
 
-def run_trial(config: TrainConfig, stage: str) -> dict:
+def run_trial(config: Config, stage: str) -> dict:
     """What a stage measures in a run without checkpoints."""
-    ranks = fsdp.join(config.machine.device, config.machine.threads)
+    ranks = fsdp.join(config.device, config.threads)
     try:
         run = load_run(config, ranks)
-        with open_folder(run):
+        with log.open_folder(run):
             give_lessons(run)
             train.prepare_rule(run)
             fsdp.shard(run)
@@ -371,7 +369,7 @@ def run_trial(config: TrainConfig, stage: str) -> dict:
 
 def train_only(run: Run) -> dict:
     """Train; return each step's reward, and what weight tokens had on average."""
-    steps = range(run.config.optimisation.steps)
+    steps = range(run.config.steps)
     metrics = pd.DataFrame([train.train_step(run, step)[0] for step in steps])
     means = metrics[["weight_mean", "ess"]].mean().round(4)
     return {"rewards": metrics["reward"].round(6).tolist()} | means.to_dict()
@@ -382,13 +380,13 @@ def confirm(run: Run) -> dict:
 
     The accuracy is the share of right responses to the held-out problems, sampled as in training.
     """
-    sampling = run.config.sampling
+    config = run.config
     before = train.evaluate(run)
     result = train_only(run)
-    torch.manual_seed(seed_of(run.config.seed))
+    torch.manual_seed(seed_of(config.seed))
     clock = log.Clock(run.ranks.device)
     _, verdicts = sample_and_grade(
-        run, run.context.task.heldout, sampling.rollouts_per_prompt, sampling.temperature, clock
+        run, run.context.task.heldout, config.rollouts_per_prompt, config.temperature, clock
     )
     after = train.evaluate(run)
     return result | {

@@ -26,20 +26,12 @@ small.
 
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
 
-from harness.config import (
-    PathFlag,
-    TrainConfig,
-    flat,
-    given_flags,
-    parse_study,
-    refuse_flags,
-    refuse_other_settings,
-)
-from tasks.settings import TASKS, Count, Natural, OptionalText, several, spec
+from harness.config import Config, flag
+from lab.studies.flags import parse_study, refuse_flags
+from tasks.settings import TASKS
 
 
 @dataclass(frozen=True)
@@ -49,15 +41,15 @@ class Diagnose:
     The embedded task takes four to five minutes on two CPU cores. Flags of train.py can be added.
     """
 
-    groups: Count = 16
+    groups: int = 16
     """Problems to sample, or mixed groups of --rollouts."""
-    continuations: Natural = 16
+    continuations: int = 16
     """Continuations of each prefix; 0: none."""
-    rollouts: OptionalText = None
+    rollouts: str | None = None
     """Math problems: JSON lines with "problem", "solution", "label" instead of samples."""
-    methods: Annotated[tuple[str, ...], several(spec("NAME", str))] = ()
+    methods: tuple[str, ...] = ()
     """Methods scored against the true first error; if not given, all that the task allows."""
-    out: PathFlag = Path("runs/diagnose")
+    out: Path = Path("runs/diagnose")
     """Folder for the groups, the numbers and the figures."""
 
 
@@ -71,9 +63,9 @@ from tqdm import tqdm
 from credit.batch import Batch, Context
 from credit.measures import sample_rows
 from credit.rules import RULES
-from harness import files, fsdp, log, tables
+from harness import files, fsdp, tables
 from harness.command import run_command
-from harness.load import give_lessons, load_run, make_run
+from harness.load import give_lessons, load_run, make_run, template_of
 from harness.models import load_model, load_tokenizer, round_weights
 from harness.run import Ranks, Run
 from lab.studies import figures
@@ -119,31 +111,34 @@ FIGURES = {
 }
 
 
-@run_command(memory="lower --micro-tokens, --generate-batch or --rollouts-per-prompt")
+@run_command
 def main(argv: list[str] | None = None) -> None:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
     flags, others = parse_study(Diagnose, argv)
     reason = "diagnose trains nothing, compares all methods and uses lab.fast"
-    refuse_flags(given_flags(others), REFUSED, reason)
+    refuse_flags(others, REFUSED, reason)
     for name in flags.methods:
         look_up(RULES, "rules", "--methods", name)
     config = settings_of_run([*others, "--task", "math"] if flags.rollouts else others)
-    heldout = config.problems.heldout
+    heldout = config.heldout
     if not flags.rollouts and flags.groups > heldout:
         raise BadInput(f"--groups {flags.groups}: --heldout has {heldout}; raise it, or lower this")
-    ranks = fsdp.join(config.machine.device, config.machine.threads)
-    with files.locked_folder(flags.out, ranks, "config.json"):
+    ranks = fsdp.join(config.device, config.threads)
+    with files.locked_folder(flags.out):
         diagnose(flags, config, ranks)
 
 
-def diagnose(flags: Diagnose, config: TrainConfig, ranks: Ranks) -> None:
+def diagnose(flags: Diagnose, config: Config, ranks: Ranks) -> None:
     """Sample or read the groups, measure, and write numbers and figures to `--out`."""
     out = flags.out
-    values = flat(config) | vars(flags)
+    values = asdict(config) | vars(flags)
     decided = {name: values[name] for name in DECIDES}
     if (out / "config.json").exists():
-        had = files.read_settings(out / "config.json")
-        refuse_other_settings(decided, had, f"the groups in {out} have", "choose another --out")
+        had = files.read_json(out / "config.json")
+        for name, value in decided.items():
+            if value != had.get(name):
+                reason = f"the groups in {out} have {had.get(name)}"
+                raise BadInput(f"{flag(name)} {value}: {reason}; choose another --out")
     of_groups = from_file if flags.rollouts else from_model
     run, groups = of_groups(flags, config, decided, ranks)
     mixed = [group for group in groups if group.mixed][: flags.groups]
@@ -204,16 +199,17 @@ def read_all(groups: list[Prefixes], context: Context, out: Path) -> tuple[list[
 
 
 def from_file(
-    flags: Diagnose, config: TrainConfig, decided: dict, ranks: Ranks
+    flags: Diagnose, config: Config, decided: dict, ranks: Ranks
 ) -> tuple[Run, list[Prefixes]]:
     """The model, and the groups of `--rollouts`."""
-    assert flags.rollouts and config.model  # --rollouts is of task math, which needs --model
-    tokenizer = load_tokenizer("--model", config.model)
-    origin = files.origin_of(config.model)
-    task, _ = empty_task("math", config.problems, config.grading, tokenizer, origin)
-    groups = read_solutions(flags.rollouts, config.shear, task, tokenizer)
-    model = load_model(config.model, ranks.device, tokenizer).eval()
-    round_weights(model, getattr(torch, config.machine.dtype))
+    model_name = config.model
+    assert flags.rollouts and model_name  # --rollouts is of task math, which needs --model
+    tokenizer = load_tokenizer("--model", model_name)
+    config = replace(config, template=template_of(config.template, model_name, tokenizer))
+    task, _ = empty_task("math", config, tokenizer, model_name)
+    groups = read_solutions(flags.rollouts, config, task, tokenizer)
+    model = load_model(model_name, ranks.device, tokenizer).eval()
+    round_weights(model, getattr(torch, config.dtype))
     files.write_json(flags.out / "config.json", decided)
     run = make_run(config, ranks, model, tokenizer, task)
     use(run.parts, config.use)
@@ -221,7 +217,7 @@ def from_file(
 
 
 def from_model(
-    flags: Diagnose, config: TrainConfig, decided: dict, ranks: Ranks
+    flags: Diagnose, config: Config, decided: dict, ranks: Ranks
 ) -> tuple[Run, list[Prefixes]]:
     """The model, its process reward model if the task has one, and sampled groups.
 
@@ -229,13 +225,13 @@ def from_model(
     sample. The models taught here are saved in `--out`, and loaded from there next time.
     """
     run = load_run(config, ranks)
-    print("\n".join(map(log.wrap, run.notes)), flush=True)
+    print("\n".join(run.notes), flush=True)
     run.folder = flags.out
     files.write_json(run.folder / "config.json", decided)
     give_lessons(run)
     if TASKS[config.task].makes_model and WITH_MODEL & set(flags.methods or WITH_MODEL):
         run.context.kept["prm"] = load_for(run, "")
-    round_weights(run.context.policy.model, getattr(torch, config.machine.dtype))
+    round_weights(run.context.policy.model, getattr(torch, config.dtype))
     return run, collect(run, flags.groups, flags.continuations)
 
 

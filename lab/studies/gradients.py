@@ -35,15 +35,14 @@ rank holds the whole model.
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
-from harness.config import PathFlag, Texts, parse_study
+from lab.studies.flags import parse_study
 from tasks.errors import BadInput
-from tasks.settings import Count, number
 
 COLUMNS = {"cos": ".3f", "D": "+.3f", "half": ".3f"}  # of the table, with their formats
 COLUMNS |= {"snr": ".3f", "direction": ".3f", "rollouts": ".1f"}
@@ -57,14 +56,14 @@ class Gradients:
     Flags of train.py can be added. All rules of the embedded task take some minutes.
     """
 
-    arms: Annotated[Texts, tyro.conf.arg(help=ARMS_HELP)] = ()
-    batches: Annotated[int, number(int, 3, 10**6)] = 20
+    arms: Annotated[tuple[str, ...], tyro.conf.arg(help=ARMS_HELP)] = ()
+    batches: int = 20
     """Batches that every arm's gradient is taken of."""
-    reference: Count = 32
+    reference: int = 32
     """Other batches, for the reference."""
-    numbers: Count = 2**20
+    numbers: int = 2**20
     """Numbers kept of each gradient."""
-    rows: PathFlag = Path("runs/gradients.jsonl")
+    rows: Path = Path("runs/gradients.jsonl")
     """File that the rows are added to."""
 
 
@@ -79,10 +78,11 @@ from tqdm import tqdm
 import train
 from credit.batch import Batch, Context
 from credit.rules import assign_credit
+from credit.settings import Credit, Shear
 from grpo import cat_padded
 from harness import files, fsdp, log, tables
 from harness.command import run_command
-from harness.config import TrainConfig
+from harness.config import Config
 from harness.load import give_lessons, load_run
 from harness.models import round_weights
 from harness.run import Ranks, Run, keep_all, seed_of
@@ -94,7 +94,7 @@ from lab.studies.prefixes import context_at_start
 from lab.tools import curve
 
 
-@run_command(memory="lower --micro-tokens, --numbers or --batches")
+@run_command
 def main(argv: list[str] | None = None) -> None:
     """Take the gradients, write a row per arm and print the table."""
     flags, others = parse_study(Gradients, argv)
@@ -106,19 +106,19 @@ def main(argv: list[str] | None = None) -> None:
             arms[arm] = settings
         elif flags.arms:
             raise BadInput(f"--arms {arm}: may have flags of credit alone; leave out the others")
-    ranks = fsdp.join(config.machine.device, config.machine.threads)
+    ranks = fsdp.join(config.device, config.threads)
     run = load_run(config, ranks)
     if run.parts.adapt is not keep_all:
         raise BadInput(f"--use {' '.join(config.use)}: one trains an adapter; leave it out")
     if ranks.main:
-        print("\n".join(map(log.wrap, run.notes)), flush=True)
+        print("\n".join(run.notes), flush=True)
     run.folder = flags.rows.with_suffix("")
     give_lessons(run)
     for settings in arms.values():
         of_arm = copy.copy(run)
         of_arm.config = settings
         train.prepare_rule(of_arm)
-    round_weights(run.context.policy.model, getattr(torch, config.machine.dtype))
+    round_weights(run.context.policy.model, getattr(torch, config.dtype))
     run.context = context_at_start(run)
     reference, gradients = take_gradients(run, list(arms.values()), flags)
     if ranks.main:
@@ -129,16 +129,17 @@ def main(argv: list[str] | None = None) -> None:
         print("\n".join(tables.markdown(list(map(table_line, rows)))))
 
 
-def differs_in_credit_alone(settings: TrainConfig, config: TrainConfig) -> bool:
+def differs_in_credit_alone(settings: Config, config: Config) -> bool:
     """Whether an arm's settings are the run's but for those of credit and of SHEAR."""
-    same = replace(settings, credit=config.credit, shear=config.shear, given=config.given)
-    return same == config
+    others = {field.name for field in fields(Config)}
+    others -= {field.name for part in (Credit, Shear) for field in fields(part)}
+    return all(getattr(settings, name) == getattr(config, name) for name in others)
 
 
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-def take_gradients(run: Run, arms: list[TrainConfig], flags: Gradients) -> tuple[Tensor, Tensor]:
+def take_gradients(run: Run, arms: list[Config], flags: Gradients) -> tuple[Tensor, Tensor]:
     """The reference's gradient (K,), and each arm's of every batch (arms, N, K)."""
     own = fsdp.share(list(range(flags.reference + flags.batches)), run.ranks)
     taken = []
@@ -172,14 +173,14 @@ def leave_one_out(batch: Batch) -> Tensor:
     return gaps.view(-1, 1) * batch.group_size / (batch.group_size - 1) * batch.mask
 
 
-def credit_by_arm(context: Context, batch: Batch, arms: list[TrainConfig]) -> Tensor:
+def credit_by_arm(context: Context, batch: Batch, arms: list[Config]) -> Tensor:
     """Each arm's token advantages (arms, B, T)."""
     credit = []
     for block in batch.blocks():
         block.log_probs, block.entropies, block.hidden = context.score(block.rollouts)
         for settings in arms:
-            own = replace(context, shear=settings.shear)
-            credit.append(assign_credit(block, own, settings.credit))
+            own = replace(context, shear=settings)
+            credit.append(assign_credit(block, own, settings))
     return torch.stack([cat_padded(credit[arm :: len(arms)]) for arm in range(len(arms))])
 
 
@@ -194,7 +195,7 @@ def gradients_of(run: Run, batch: Batch, credit: Tensor, count: int) -> Tensor:
     if not learning:
         raise BadInput("a batch has no group of right and wrong rollouts; raise --prompts-per-step")
     sums = torch.zeros(())
-    limit = run.config.optimisation.micro_tokens
+    limit = run.config.micro_tokens
     for rows in policy.layout.pack(learning, batch.rollouts.lengths, limit):
         micro_batch = batch.rollouts.take(rows)
         log_probs = policy(micro_batch, run.context.temperature).log_probs  # (b, t)

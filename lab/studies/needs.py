@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import lab.rules  # noqa: F401 - enters the rules
 from credit.rules import RULES
-from harness.command import resolve
-from harness.config import TrainConfig, parse_train
+from harness.config import Config, parse_train
+from harness.load import resolve
 from lab.rules import adapter, controls, prm
 from tasks.errors import BadInput
 from tasks.settings import TASKS
@@ -20,7 +20,7 @@ WITH_ERRORS = {name for name, rule in RULES.items() if rule.prepare is controls.
 MADE = {"scaled"}
 
 
-def settings_of_run(words: Sequence[str]) -> TrainConfig:
+def settings_of_run(words: Sequence[str]) -> Config:
     """train.py's settings by these flags, on this machine; raises BadInput.
 
     They use `lab.fast`, with the same numbers sooner, unless `--use` names it with options.
@@ -31,15 +31,15 @@ def settings_of_run(words: Sequence[str]) -> TrainConfig:
     return replace(config, use=(FAST, *config.use))
 
 
-def check_needs(config: TrainConfig) -> None:
+def check_needs(config: Config) -> None:
     """Raise BadInput if a rule lacks what it needs, as far as it shows before loading."""
     task = TASKS[config.task]
-    has_model = any(text.startswith("model=") for text in config.credit.method_option)
+    has_model = any(text.startswith("model=") for text in config.method_option)
     needs = [
         (WITH_ADAPTER, "lab.tools.lora" in " ".join(config.use), "--use lab.tools.lora"),
         (WITH_MODEL, task.makes_model or has_model, "--method-option model=NAME"),
         (WITH_ERRORS, task.makes_problems, "the true first error, which the task does not know"),
     ]
     for names, is_met, need in needs:
-        if config.credit.method in names and not is_met:
-            raise BadInput(f"--method {config.credit.method}: needs {need}")
+        if config.method in names and not is_met:
+            raise BadInput(f"--method {config.method}: needs {need}")

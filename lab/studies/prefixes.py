@@ -89,13 +89,13 @@ def collect(run: Run, count: int, continuations: int) -> list[Prefixes]:
             if group.mixed and continuations:
                 group = continue_prefixes(run, group, continuations)
             files.write_rows(path, [asdict(group)])
-        groups.append(Prefixes(**files.read_settings(path)))
+        groups.append(Prefixes(**files.read_json(path)))
     return groups
 
 
 def sample_group(run: Run, problem: dict) -> Prefixes:
     """G rollouts to a problem, graded."""
-    count = run.config.sampling.rollouts_per_prompt
+    count = run.config.rollouts_per_prompt
     rollouts = sample(run, [run.context.task.prompt(problem)], count)
     verdicts = run.context.task.verdicts([problem], rollouts)
     group = Prefixes(
@@ -107,7 +107,7 @@ def sample_group(run: Run, problem: dict) -> Prefixes:
         scores=[verdict.reward for verdict in verdicts],
         reasons=[verdict.reason for verdict in verdicts],
     )
-    return with_ends(group, run.config.shear, run.context.tokenizer)
+    return with_ends(group, run.config, run.context.tokenizer)
 
 
 def sample(run: Run, prompts: Sequence, count: int, used: int = 0) -> Rollouts:
@@ -117,10 +117,10 @@ def sample(run: Run, prompts: Sequence, count: int, used: int = 0) -> Rollouts:
         run.context.tokenizer,
         prompts,
         count,
-        max_tokens=run.config.sampling.max_tokens - used,
-        temperature=run.config.sampling.temperature,
+        max_tokens=run.config.max_tokens - used,
+        temperature=run.config.temperature,
         stops=stop_ids(run.context.policy.model, run.context.tokenizer),
-        batch_size=run.config.machine.generate_batch,
+        batch_size=run.config.generate_batch,
         generate=run.parts.generate,
     )
 

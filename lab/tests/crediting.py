@@ -12,7 +12,7 @@ import lab.rules  # noqa: F401 - enters the rules
 from credit.batch import Batch, Context, effective_weights
 from credit.rules import assign_credit
 from grpo import Policy, group_advantages, score, to_padded
-from harness.config import TrainConfig
+from harness.config import Config
 from harness.load import make_task
 from harness.run import make_context
 from tasks import toy
@@ -33,7 +33,7 @@ def as_told(batch: Batch, **known) -> Told:
     return Told(**vars(batch) | known)
 
 
-def context_of(batch: Batch, config: TrainConfig, step: int = 3) -> Context:
+def context_of(batch: Batch, config: Config, step: int = 3) -> Context:
     """What is known besides the batch, `step` steps done."""
     told = as_told(batch)
     context = make_context(config, told.policy, told.tokenizer, told.task, hooks={})
@@ -44,7 +44,7 @@ def assign(rule: str, batch: Batch, *options: str, step: int = 3, **changes) -> 
     """Token advantages by a rule with these options, and other settings but the recipe's."""
     changes = dict(window=6, stride=3, method=rule, method_option=options) | changes
     config = recipe_with(**changes)
-    return assign_credit(batch, context_of(batch, config, step), config.credit)
+    return assign_credit(batch, context_of(batch, config, step), config)
 
 
 def weights_of(rule: str, batch: Batch, **changes) -> torch.Tensor:

@@ -26,7 +26,7 @@ from credit.rules import RULES
 from credit.settings import Shear
 from grpo import Policy, Rollouts, rollout, score
 from harness import files, models
-from harness.config import PAPER_RECIPE, with_values
+from harness.config import Config
 from lab.studies import diagnose, figures, prefixes
 from lab.studies.advantages import jackknife_half, measure_place
 from lab.studies.needs import MADE, WITH_ADAPTER
@@ -277,7 +277,7 @@ def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path):
     problem = {"problem": "a=1+2;a?\n", "answer": "3"}
     task = Task("x", [], [problem] * 3, itemgetter("problem"), lambda *_: Verdict(1.0, "drawn"))
     sizes = {"max_tokens": 12, "rollouts_per_prompt": 2, "generate_batch": 2}
-    config = with_values(PAPER_RECIPE, {"seed": 1} | sizes)
+    config = Config(seed=1, **sizes)
     run = run_of(config, task, *tiny)
     run.folder = tmp_path
     first, second = groups = prefixes.collect(run, 2, 0)
@@ -321,7 +321,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
         return Verdict(1.0 + texts.index(text), "counted")
 
     replace_sampler(monkeypatch, sampler, "lab.studies.prefixes")
-    config = with_values(PAPER_RECIPE, {"max_tokens": 10, "temperature": 0.7})
+    config = Config(max_tokens=10, temperature=0.7)
     run = run_of(config, Task("x", [], [], None, grade), model, tokenizer)
     found = prefixes.continue_prefixes(run, group, 2)
     short = [[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]]

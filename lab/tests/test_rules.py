@@ -193,7 +193,7 @@ def test_every_rule_starts_with_the_defaults(rule, tmp_path):
     run = load_run(config_from(flags), ALONE)
     run.folder = tmp_path
     if rule in WITH_MODEL:  # as after its lessons, which take minutes
-        lines = run.config.problems.toy_lines
+        lines = run.config.toy_lines
         taught = teacher.make_prm(run.context.policy.model, lines, set(), steps=1, seed=0)
         save_model(tmp_path / "prm", taught[0], taught[1])
     train.prepare_rule(run)
@@ -204,7 +204,7 @@ def test_a_scaled_rule_is_prepared(tmp_path):
     """Its reward model is loaded."""
     run = load_run(config_from(words_of("--method scaled --method-option of=prm")), ALONE)
     run.folder = tmp_path
-    lines = run.config.problems.toy_lines
+    lines = run.config.toy_lines
     taught = teacher.make_prm(run.context.policy.model, lines, set(), steps=1, seed=0)
     save_model(tmp_path / "prm", taught[0], taught[1])
     train.prepare_rule(run)

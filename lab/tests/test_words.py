@@ -103,8 +103,8 @@ def test_problems_are_different_and_of_whole_numbers():
             value = lessons.result_of(step[1], value, number)
             assert step[3] == value >= 0
         assert problem["answer"] == str(value)
-    config = recipe_with(task="words", heldout=60)
-    task, _ = words.task(config.problems, config.grading, 1, byte_tokenizer(), "M")
+    config = recipe_with(task="words", heldout=60, seed=1)
+    task, _ = words.task(config, byte_tokenizer(), "M")
     assert (task.train, task.step_end) == (problems, "\n")
     assert task.lessons.func is warm_up.imitate
 

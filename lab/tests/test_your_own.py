@@ -4,13 +4,13 @@ from builders.case_files import ROOT
 from builders.small_models import turns_tokenizer
 
 from lab.tools import words
-from tasks.settings import Grading, Problems
+from tasks.settings import Problems
 
 
 def test_the_guide_s_reward_grades():
     """The last integer decides, in word problems, too."""
-    grading = Grading(reward=f"{ROOT}/lab/learn/your_own.py:grade")
-    task, _ = words.task(Problems(), grading, 0, turns_tokenizer(), "M")
+    settings = Problems(reward=f"{ROOT}/lab/learn/your_own.py:grade")
+    task, _ = words.task(settings, turns_tokenizer(), "M")
     assert task.grade("I say 7, or 8.", "8") == (1, "correct")
     assert task.grade("I say 8, or 7.", "8") == (0, "wrong")
     assert task.grade("I say no", "8") == (0, "no_answer")

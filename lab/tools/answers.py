@@ -9,11 +9,11 @@ solution, several boxes, braces that do not match. A row needs no problem.
 
 import re
 import sys
+from pathlib import Path
 
 import tyro
 
 from grading.spelling import UNIT, respell
-from harness.config import PathFlag
 from lab.tools.command import command
 from rewards import grade_math
 from tasks.errors import bad_input_on_error
@@ -26,7 +26,7 @@ SUBTRACTION = re.compile(r"[0-9]+(?:\s?[-\u2013]\s?[0-9]+)+")
 WORKED = re.compile(r"\\boxed|\n\s*\S|[a-z0-9]\.\s+[A-Z]|(?:[A-Za-z]{2,}[\s,]+){12}")
 
 
-def check_answers(file: tyro.conf.Positional[PathFlag]) -> None:
+def check_answers(file: tyro.conf.Positional[Path]) -> None:
     """Print how a file's answers are read, and which of their other forms are not right."""
     _, _, rows = from_files([str(file)], str(file))
     count = 0

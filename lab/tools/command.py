@@ -23,7 +23,7 @@ def command(name: str, function: Callable[..., int | None]) -> Callable[..., int
     The status is that of the function, 2 for bad input, 130 after Ctrl-C.
     """
 
-    @run_command(memory="use a machine with more", interrupted="interrupted")
+    @run_command
     def main(argv: Sequence[str] | None = None) -> int | None:
         return tyro.cli(function, args=argv, prog=f"python -m {name}")
 

@@ -33,12 +33,12 @@ def resample_equal(
     stay, so batches keep their size. The other problems depend on the step and the round alone, so
     that a resumed run draws the same.
     """
-    sampling = run.config.sampling
+    config = run.config
     problems, rollouts, verdicts = sample(run, step, clock)
     problems = list(problems)
     verdicts = list(verdicts)
     replaced = 0
-    size = sampling.rollouts_per_prompt
+    size = config.rollouts_per_prompt
     for attempt in range(1, 1 + rounds):
         rewards = torch.tensor(rewards_of(verdicts)).view(-1, size)  # (groups, G), NaN: no verdict
         # all advantages of a group are 0 where its rewards, but for NaN, are equal
@@ -46,11 +46,9 @@ def resample_equal(
         equal = (~mixed).nonzero().flatten().tolist()
         if not equal:
             break
-        drawn = run.context.task.draw(step, sampling.prompts_per_step, run.config.seed, attempt)
+        drawn = run.context.task.draw(step, config.prompts_per_step, config.seed, attempt)
         others = fsdp.share(drawn, run.ranks)[: len(equal)]
-        new_rollouts, new_verdicts = sample_and_grade(
-            run, others, size, sampling.temperature, clock
-        )
+        new_rollouts, new_verdicts = sample_and_grade(run, others, size, config.temperature, clock)
         for group, problem in zip(equal, others, strict=True):
             problems[group] = problem
         # the rollouts of these groups
@@ -63,5 +61,5 @@ def resample_equal(
         rollouts = Rollouts.cat([rollouts, new_rollouts]).take(order)
         replaced += len(equal)
     replaced = sum(fsdp.gather(replaced, run.ranks))
-    run.extra["replaced"] = replaced / sampling.prompts_per_step
+    run.extra["replaced"] = replaced / config.prompts_per_step
     return problems, rollouts, verdicts

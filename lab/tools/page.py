@@ -98,7 +98,7 @@ class Recorder:
             nbar = mean_norm(torch.cat([right.states, wrong.states]))
             weighed = Weighed(mask.float(), nbar, closest)
             correct = right.mask.any(1)  # (G,)
-            spans = closest_by_rollout(weighed, mask, correct, self.run.config.shear)
+            spans = closest_by_rollout(weighed, mask, correct, self.run.config)
             row = {"step": self.step + 1, "spans": spans}
             append_rows(self.run.folder / "spans.jsonl", [row])
             self.run = None
@@ -108,9 +108,7 @@ class Recorder:
 # ---- the page ------------------------------------------------------------------------------------
 
 
-@run_command(
-    memory="remove groups from samples.jsonl", interrupted="interrupted: no page is written"
-)
+@run_command
 def main(argv: Sequence[str] | None = None) -> None:
     """The page of a run, whole or not at all. Exit status: 0, 2 for bad input, 130 after Ctrl-C."""
     tyro.cli(write_and_show, args=argv, prog="python -m lab.tools.page")

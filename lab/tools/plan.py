@@ -14,19 +14,19 @@ ended, did little of; evaluations; the lessons; a second node.
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Literal
 
 import tyro
 
-from harness import log
-from harness.command import resolve
-from harness.config import TrainConfig, parse_train, with_values
-from harness.memory import PROMPT, checkpoints_at_once, choose_batch, memory_lines, predict
+from harness import log, memory
+from harness.config import Config, parse_train
+from harness.load import resolve
 from harness.models import load_shapes
 from lab.tools.command import command
 from tasks import toy
-from tasks.settings import TASKS, Count
+from tasks.settings import TASKS
 
 # Memory in GB and peak TFLOP/s in bfloat16.
 GPUS = {"A100": (80, 312), "H100": (80, 989), "H200": (141, 989)}
@@ -45,55 +45,60 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def plan(
         gpu: tyro.conf.Positional[Literal["A100", "H100", "H200"]],
-        ranks: tyro.conf.Positional[Count],
+        ranks: tyro.conf.Positional[int],
     ) -> None:
         """Memory, disk and hours of a run on so many GPUs; flags of train.py follow."""
         for line in foresee(gpu, ranks, configure(words[2:])):
-            print(log.wrap(line))
+            log.say(line)
 
     return command("lab.tools.plan", plan)(words[:2])
 
 
-def configure(flags: list[str]) -> TrainConfig:
+def configure(flags: list[str]) -> Config:
     """The configuration of a run on a GPU that is not here; raises BadInput."""
     asked = parse_train(flags)
-    config = resolve(with_values(asked, {"device": "cpu"}))
-    dtype = asked.machine.dtype
+    config = resolve(replace(asked, device="cpu"))
+    dtype = asked.dtype
     if dtype == "auto":
         dtype = "float32" if TASKS[config.task].makes_model else "bfloat16"
-    return with_values(config, {"device": "cuda", "dtype": dtype})
+    return replace(config, device="cuda", dtype=dtype)
 
 
-def foresee(gpu: str, world: int, config: TrainConfig) -> list[str]:
+def foresee(gpu: str, world: int, config: Config) -> list[str]:
     """Lines on the memory, the disk and the hours of a run on `world` GPUs; raises BadInput."""
     room, peak = GPUS[gpu]
-    problems = config.problems
-    sampling = config.sampling
     if config.model:
         model = load_shapes(config.model)
     else:
-        model = toy.make_model(problems.toy_lines, config.seed, problems.toy_width)
+        model = toy.make_model(config.toy_lines, config.seed, config.toy_width)
     parameters = model.num_parameters()
-    resident = predict(model, config, world)["resident"]
-    batch = config.machine.generate_batch or choose_batch(
-        model.config, config.machine, room - resident, PROMPT, sampling.max_tokens
+    stay = memory.resident_gb(model, config, world)
+    batch = config.generate_batch or memory.choose_batch(
+        model.config, config, room - stay, memory.PROMPT, config.max_tokens
     )
-    gb = predict(model, with_values(config, {"generate_batch": batch}), world)
+    config = replace(config, generate_batch=batch)
+    sampling, training = memory.peaks_gb(model, config, world)
+    lines = [
+        f"memory per rank, predicted: {stay:.1f} GB stay; sampling {sampling:.1f} GB, training "
+        f"{training:.1f} GB and activations"
+    ]
+    if max(sampling, training) > room:
+        lines.append(f"WARNING: a rank has {room} GB; lower --generate-batch, or use more GPUs")
 
-    steps = config.optimisation.steps
-    of_rank = math.ceil(sampling.prompts_per_step / world) * sampling.rollouts_per_prompt
+    steps = config.steps
+    of_rank = math.ceil(config.prompts_per_step / world) * config.rollouts_per_prompt
     batches = math.ceil(of_rank / batch)
     decoding = DECODING + PER_PARAMETER * parameters  # seconds
-    sample = steps * batches * sampling.max_tokens * decoding
-    responses = steps * sampling.prompts_per_step * sampling.rollouts_per_prompt
-    tokens = responses * sampling.max_tokens
+    sample = steps * batches * config.max_tokens * decoding
+    responses = steps * config.prompts_per_step * config.rollouts_per_prompt
+    tokens = responses * config.max_tokens
     train = FLOPS * tokens * parameters / (TRAINING * world * peak * 1e12)
     return [
-        *memory_lines(gb, room),
-        f"a checkpoint takes {gb['checkpoint']:.3g} GB; up to {checkpoints_at_once(config)} are on "
-        "the disk at a time",
+        *lines,
+        f"a checkpoint takes {memory.checkpoint_gb(model, config):.3g} GB; up to {config.keep + 1} "
+        "are on the disk at a time",
         f"about {in_words(sample + train)} on {world} {gpu} if all {responses:,} responses have "
-        f"{sampling.max_tokens} tokens, less if they are shorter: {in_words(sample)} of sampling, "
+        f"{config.max_tokens} tokens, less if they are shorter: {in_words(sample)} of sampling, "
         f"{in_words(train)} of scoring and updates",
         f"assumes {1000 * decoding:.2g} ms per decoding step, {batches} batch(es) of at most "
         f"{min(batch, of_rank)} rows per step, and {TRAINING:.0%} of the peak FLOP/s in scoring "

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import train
 from grpo import Rollouts
 from harness import files
-from harness.command import resolve_machine, run_command
+from harness.command import on_machine, run_command
 from harness.config import parse_train
 from harness.fsdp import processes
 from harness.load import needs_lessons
@@ -49,14 +49,14 @@ def alternate(
     return problems, rollouts, drawn
 
 
-@run_command(memory="lower --micro-tokens, or use more GPUs", interrupted="interrupted")
+@run_command
 def main(argv: Sequence[str] | None = None) -> int:
     """Train two steps; returns the exit status of train.py, 1 where no step had a gradient."""
     words = list(sys.argv[1:] if argv is None else argv)
     config = parse_train(words)
-    if config.checkpoints.resume:
+    if config.resume:
         raise BadInput("lab.tools.smoke: starts a run of its own; leave --resume out")
-    world = processes(resolve_machine(config.machine))
+    world = processes(on_machine(config))
     number = 1
     while (Path(config.out) / f"smoke-{number}").exists():
         number += 1
@@ -70,8 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "eval-groups": world,
         "name": folder.name,
     }
-    if config.sampling.max_tokens:  # the embedded task's responses are short
-        sizes["max-tokens"] = min(TOKENS, config.sampling.max_tokens)
+    if config.max_tokens:  # the embedded task's responses are short
+        sizes["max-tokens"] = min(TOKENS, config.max_tokens)
     if needs_lessons(config):
         sizes["warmup-steps"] = 2
     flags = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]

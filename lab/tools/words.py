@@ -46,7 +46,7 @@ from tasks.lessons import (
     result_of,
 )
 from tasks.problems import Task
-from tasks.settings import Grading, Problems
+from tasks.settings import Problems
 
 NAMES = "Tom Ann Ben Mia Leo Zoe Sam Eva Max Ivy".split()
 THINGS = "apples pens books coins cards shells stamps marbles".split()
@@ -92,8 +92,6 @@ SLIP = 0.15  # chance that a step of a demonstration is wrong
 
 def task(
     settings: Problems,
-    grading: Grading,
-    seed: int,
     tokenizer: PreTrainedTokenizerBase,
     model_name: str,
 ) -> tuple[Task, list[str]]:
@@ -101,12 +99,12 @@ def task(
 
     Raises BadInput.
     """
-    rng = random.Random(f"demonstrations {seed}")
-    plain, note = problems.empty_task("math", settings, grading, tokenizer, model_name)
+    rng = random.Random(f"demonstrations {settings.seed}")
+    plain, note = problems.empty_task("math", settings, tokenizer, model_name)
     return replace(
         plain,
         name="words",
-        train=make_problems(MADE_PROBLEMS + settings.heldout, seed),
+        train=make_problems(MADE_PROBLEMS + settings.heldout, settings.seed),
         first_error=first_error,
         step_end="\n",
         lessons=partial(

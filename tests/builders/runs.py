@@ -1,5 +1,6 @@
 """Configurations of runs, and runs that must be equal."""
 
+from dataclasses import replace
 from functools import cache
 
 import torch
@@ -8,31 +9,30 @@ from safetensors.torch import load_file
 from credit.batch import Batch
 from credit.rules import assign_credit
 from harness import files, fsdp
-from harness.command import resolve
-from harness.config import TrainConfig, parse_train, with_values
-from harness.load import make_run
+from harness.config import Config, parse_train
+from harness.load import make_run, resolve
 from harness.run import Ranks, Run, make_context
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
-def config_from(argv: list[str]) -> TrainConfig:
+def config_from(argv: list[str]) -> Config:
     """The configuration of a run with these flags."""
     return resolve(parse_train(argv))
 
 
 @cache
-def recipe() -> TrainConfig:
+def recipe() -> Config:
     """The configuration of a run without flags; reading flags takes longer than many a method."""
     return config_from([])
 
 
-def recipe_with(**changes) -> TrainConfig:
+def recipe_with(**changes) -> Config:
     """The recipe, with other values of some settings."""
-    return with_values(recipe(), changes)
+    return replace(recipe(), **changes)
 
 
-def run_of(config: TrainConfig, task, model, tokenizer, ranks: Ranks = ALONE) -> Run:
+def run_of(config: Config, task, model, tokenizer, ranks: Ranks = ALONE) -> Run:
     """A run that is loaded: its model is whole."""
     return make_run(config, ranks, model, tokenizer, task)
 
@@ -43,10 +43,10 @@ def sharded(run: Run) -> Run:
     return run
 
 
-def credit_by(config: TrainConfig, batch: Batch) -> torch.Tensor:
+def credit_by(config: Config, batch: Batch) -> torch.Tensor:
     """Token advantages by the configuration's method, which needs no policy of its own."""
     context = make_context(config, None, None, None, {})
-    return assign_credit(batch, context, config.credit)
+    return assign_credit(batch, context, config)
 
 
 def assert_same_run(one, other) -> None:
