@@ -34,15 +34,15 @@ ALIKE = 0.75  # the floor's share of the mean weight above which nearly all weig
 COLUMNS = (
     ("reward", "reward", "7.3f"),
     ("solved", "solved", "8.2f"),
-    ("no-signal", "equal_groups", "11.2f"),
-    ("length", "length", "8.0f"),
+    ("no-signal", "equal_groups", "10.2f"),
+    ("length", "length", "7.0f"),
     ("trunc", "truncated", "7.2f"),
-    ("entropy", "entropy", "9.3f"),
-    ("weight", "weight_mean", "8.2f"),
+    ("entropy", "entropy", "8.3f"),
+    ("weight", "weight_mean", "7.2f"),
     ("±", "weight_std", "6.2f"),
     ("ess", "ess", "6.2f"),
-    ("gnorm", "grad_norm", "8.3f"),
-    ("s/step", "s_per_step", "8.1f"),
+    ("gnorm", "grad_norm", "7.3f"),
+    ("s/step", "s_per_step", "7.1f"),
 )
 RARE = "infra_errors", "skipped", "sign_changes", "replaced"  # shown where they are not 0
 

@@ -11,18 +11,15 @@ import math
 import os
 import pickle
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import huggingface_hub
 import pytest
 import torch
-from builders.case_files import ROOT, cases
+from builders.case_files import cases
 from builders.commands import RUN_FLAGS, MakesAFolder, interrupt, raising, run_well, words_of
-from builders.processes import on_two
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -106,40 +103,6 @@ def test_damaged_files_are_named(case, copied, assert_says, resumed, asked_again
         assert_says(evaluation, asked_again, case["words"], copied)
 
 
-def test_a_hub_out_of_reach_is_asked_once(tmp_path, monkeypatch, assert_says):
-    """The hub is asked once, and what is on the disk is used.
-
-    transformers would ask again and again, for half a minute a file.
-    """
-    unreachable = raising(OSError("Name or service not known"))
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
-    words = "--model no/hub: cannot be loaded (no such folder or file; We couldn't connect"
-    for command, more in ((train, ""), (evaluation, ASK)):
-        assert_says(command, words_of("--model no/hub --out", tmp_path, more), words, tmp_path)
-    assert unreachable.call_count == 1
-
-
-@pytest.mark.parametrize(
-    ("command", "flags", "words"),
-    [
-        # otherwise rows of one temperature would count as another's
-        (evaluation, f"{ASK} --model TAUGHT --out bare", "holds other files, and no settings.json"),
-        # whoever opens a pipe waits for someone who writes into it
-        (evaluation, f"{ASK} --model TAUGHT --out piped", "(neither a file nor a folder)"),
-    ],
-)
-def test_what_is_of_others_is_left_alone(
-    command, flags, words, copied, taught, monkeypatch, assert_says
-):
-    """Folders with other files, and pipes, are not touched."""
-    monkeypatch.chdir(copied)
-    shutil.copytree("evaluation", "bare")
-    os.remove("bare/settings.json")
-    os.mkdir("piped")
-    os.mkfifo("piped/settings.json")
-    assert_says(command, flags.replace("TAUGHT", taught).split(), words, copied)
-
-
 def test_a_folder_that_another_process_writes_is_refused(copied, asked_again, assert_says, resumed):
     """A run and an evaluation refuse it alike."""
     for name, command, argv in (
@@ -197,7 +160,7 @@ def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, assert_says, resumed)
         if kind == "other shapes":
             tensors[name] = tensor[..., None]
         save_file(tensors, path, metadata)
-    assert_says(train, resumed, "cannot be loaded", copied)
+    assert_says(train, resumed, "cannot be read", copied)
     assert not (tmp_path / "made").exists()
 
 
@@ -232,54 +195,37 @@ def test_copies_beside_checkpoints_are_not_ours(copied):
 
 @pytest.mark.parametrize("lr", ["1e20", "1e30"])
 def test_a_run_that_diverges_names_the_last_checkpoint(lr, copied, capsys):
-    """It says what may help, and how to go on from the last checkpoint.
+    """How to go on from the last checkpoint is said, and by the step's check what may help.
 
     Which step ruins the weights, and whether its check or the next sampling sees it, depends on the
     machine's rounding.
     """
-    assert train.main(["--resume", str(copied / "run"), "--steps", "9", "--lr", lr]) == 1
-    first, second = capsys.readouterr().err.splitlines()
-    assert re.match(r"a checkpoint holds \d of 9 steps; resume with: python train.py", first)
-    causes = (
-        "(policy's logits are not finite after its updates|model's probabilities are not finite)"
-    )
-    assert re.match(rf"error: (step \d: )?the {causes}", second)
-    assert "lower --lr" in second
+    argv = ["--resume", str(copied / "run"), "--steps", "9", "--lr", lr]
+    try:
+        assert train.main(argv) == 1
+    except RuntimeError as error:  # torch's, while sampling
+        assert "probability tensor contains" in str(error)
+    said = capsys.readouterr().err
+    assert said.startswith(f"resume with: python train.py --resume {copied / 'run'}\n")
+    if "error:" in said:
+        assert re.search(r"error: step \d: the policy's logits are not finite.*lower --lr", said)
 
 
-NO_MEMORY = RuntimeError(
-    "DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"
-)
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (
-            PermissionError(errno.EACCES, "Permission denied", "/x\x1b"),
-            r"/x\x1b: Permission denied",
-        ),
-        (NO_MEMORY, "of memory; less"),
-        (MemoryError(), "out of memory; less"),
-        (OSError(errno.EFBIG, "File too large", "x"), "`ulimit -f` is reached; free space"),
-    ],
-)
-def test_files_that_cannot_be_written_are_one_sentence(error, words, capsys):
-    """The status is 1, as what the flags say may be right."""
-    assert run_command(memory="less")(raising(error))([]) == 1
-    message = capsys.readouterr().err
-    assert words in message and message.count("\n") == 1
-
-
-def test_a_full_disk_says_how_to_go_on(copied, monkeypatch, capsys):
-    """It names --resume, with the flag that the checkpoint does not know."""
+def test_an_error_is_a_traceback_after_how_to_go_on(copied, monkeypatch, capsys):
+    """A full disk is one; the line before it names --resume."""
     full = raising(OSError(errno.ENOSPC, "No space left on device", "x"))
     monkeypatch.setattr("harness.checkpoint.save", full)
     run = copied / "run"
-    assert train.main(["--resume", str(run), "--steps", "3"]) == 1
-    steps = "a checkpoint holds 2 of 3 steps; resume with: python train.py --resume"
-    message = capsys.readouterr().err
-    assert message.startswith(f"{steps} {shlex.quote(str(run))} --steps 3\nerror: the disk is full")
+    with pytest.raises(OSError, match="No space left"):
+        train.main(["--resume", str(run), "--steps", "3"])
+    assert capsys.readouterr().err == f"resume with: python train.py --resume {run}\n"
+
+
+def test_too_little_memory_names_what_to_lower(capsys):
+    """The traceback follows."""
+    with pytest.raises(torch.OutOfMemoryError):
+        run_command(raising(torch.OutOfMemoryError("CUDA out of memory")))([])
+    assert "lower --micro-tokens" in capsys.readouterr().err
 
 
 def test_numbers_that_are_not_known_are_null(tmp_path):
@@ -317,73 +263,12 @@ def test_a_reader_of_the_help_may_leave():
     assert subprocess.run(words, stderr=subprocess.PIPE, text=True).stderr == ""
 
 
-def take_until_the_second_step(stream) -> None:
-    """Reads a run's output, and leaves."""
-    for line in stream:
-        if "2/500" in line:
-            break
-    stream.close()
-
-
-def assert_ended_quietly(message: str) -> None:
-    """Asserts that what a run left on stderr names its checkpoint, and nothing else."""
-    assert re.match("a checkpoint holds [1-9]", message) and message.count("\n") == 1
-
-
-def test_a_reader_that_leaves_ends_the_run_quietly(taught, tmp_path):
-    """`python train.py | head -1` saves the step, and names its checkpoint."""
-    argv = words_of(sys.executable, "train.py", LONG, "--model", taught, "--out", tmp_path)
-    with subprocess.Popen(
-        argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as command:
-        take_until_the_second_step(command.stdout)
-        message = command.stderr.read()
-    assert command.returncode == 130
-    assert_ended_quietly(message)
-
-
-def train_into(folder: Path, argv: list[str], pipe: tuple[int, int]) -> None:
-    """A rank's run, which prints into a pipe and a file, and ends as torchrun's launcher sees it."""
-    said = folder / f"said by {os.environ['RANK']}"
-    os.dup2(pipe[1], 1)
-    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
-    for end in pipe:  # whoever holds the reading end is a reader
-        os.close(end)
-    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - until the process ends
-    sys.stderr = open(2, "w", closefd=False, buffering=1)  # noqa: SIM115
-    status = train.main(argv)
-    (folder / f"status of {os.environ['RANK']}").write_text(str(status))
-
-
-def test_a_reader_that_leaves_ends_every_rank(taught, tmp_path):
-    """The main rank alone says so, and the others end as if all were well."""
-    pipe = os.pipe()
-
-    def read():
-        os.close(pipe[1])
-        take_until_the_second_step(open(pipe[0]))  # noqa: SIM115 - it closes it
-
-    argv = words_of(LONG, "--model", taught, "--out", tmp_path)
-    on_two(train_into, tmp_path, argv, pipe, meanwhile=read, joins=True)
-    assert [(tmp_path / f"status of {rank}").read_text() for rank in (0, 1)] == ["130", "0"]
-    assert_ended_quietly((tmp_path / "said by 0").read_text())
-    assert (tmp_path / "said by 1").read_text() == ""
-
-
-def test_a_broken_pipe_of_another_kind_is_not_hidden():
-    """A socket's is one: nobody has left who reads the output."""
-    with pytest.raises(BrokenPipeError):
-        run_command(memory="less")(raising(BrokenPipeError(errno.EPIPE, "Broken pipe")))([])
-
-
-def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch, capsys):
-    """Interrupted before the first step, the run keeps its taught model, and says how to take it."""
+def test_a_taught_start_outlives_ctrl_c(tmp_path, monkeypatch):
+    """Interrupted before the first step, the run keeps its taught model, which can be taken."""
     monkeypatch.setattr(train, "evaluate", interrupt)
     argv = words_of(SIZES, "--warmup-steps 2 --out", tmp_path)
     assert train.main(argv) == 130
     start = tmp_path / "embedded-shear-1" / "start"
-    said = " ".join(capsys.readouterr().err.split())
-    assert f"the taught model is kept; take it by --model {start}" in said
     monkeypatch.undo()
     run_well(train, SIZES, "--task embedded --steps 1 --out", tmp_path, "--model", start)
     assert (tmp_path / "embedded-shear-2" / "model").exists()

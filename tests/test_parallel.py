@@ -18,7 +18,7 @@ from builders.one_step import STEP_FLAGS, one_step
 from builders.processes import on_two
 from builders.runs import ALONE, assert_same_run, config_from, recipe_with, run_of, sharded
 from builders.small_models import small_mixtral
-from harness.folder import open_folder
+from harness.log import open_folder
 from safetensors.torch import load_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM

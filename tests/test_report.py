@@ -3,21 +3,20 @@
 import dataclasses
 import math
 import time
-from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from builders.case_files import cases, text_of
+from builders.case_files import cases
 from builders.rollouts import batch_of
 from builders.runs import config_from, run_of
-from transformers.modeling_outputs import CausalLMOutput
 
 from credit.measures import credit_vs_first_error, sample_rows, step_metrics, worked_example
 from grpo import Rollouts, group_advantages
 from harness import files, log
-from rewards import grade_math
+from harness.run import Ranks
+from rewards import Verdict, grade_math
 from tasks import toy
 from tasks.problems import Task
 
@@ -111,101 +110,130 @@ def test_example_marks_the_line_of_the_first_error(step):
         assert worked_example(tokenizer, batch.rollouts, weights, errors) == lines
 
 
-def test_a_row_a_step_under_a_header_that_repeats(monkeypatch):
-    """The printed rows are the ones written here.
-
-    Rare counts have a row of their own where they are not 0, and so have benchmarks. Seconds of a
-    phase add up.
-    """
+def test_seconds_of_a_phase_add_up(monkeypatch):
+    """A step scores block by block."""
     with monkeypatch.context() as patch:
         patch.setattr(time, "perf_counter", Mock(side_effect=[0, 1, 3, 7.5]))
         clock = log.Clock(torch.device("cpu"))
         for phase in ("score", "weights", "score"):
             clock.lap(phase)
     assert clock.laps == {"score": 5.5, "weights": 2}
-    legend, *first = log.step_lines(METRICS, 40, 0)
-    assert " ".join(legend.split()) == log.LEGEND
-    assert first == [
-        "",
-        " step reward  solved  no-signal  length  trunc  entropy     weight   ess  gnorm  s/step",
-        " 1/40  0.430    1.00       0.06      64   0.02    0.036  0.26±0.17  0.75  0.051     2.1",
-    ]
-    rare = METRICS | dict(infra_errors=1234, skipped=1, sign_changes=1 / 3, step=2)
-    assert log.step_lines(rare, 40, 1)[1:] == ["       infra 1234  skipped 1  flip 0.3333"]
-    assert [len(log.step_lines(METRICS, 40, shown)) for shown in (1, 19, 20, 21)] == [1, 1, 3, 1]
 
 
-def test_plan_and_end_are_short_lines_of_plain_text(tmp_path, monkeypatch, capsys):
-    """The plan wraps its notes; the end compares, and names the next command.
+@pytest.fixture
+def logged(tmp_path):
+    """A run that logs into a folder."""
+    run = run_of(config_from(["--generate-batch", "512"]), None, torch.nn.Identity(), None)
+    run.folder = tmp_path
+    return run
 
-    The settings are left to config.json.
+
+def test_a_step_is_a_row_of_the_table_and_of_the_files(logged, capsys):
+    """Numbers stand below their titles; rare counts are shown where they are not 0.
+
+    Only the main rank writes and prints.
     """
-    monkeypatch.chdir(tmp_path)
-    config = config_from(["--generate-batch", "512"])
-    folder = Path("runs/embedded-shear-1")
-    folder.mkdir(parents=True)
+    log.log_step(logged, METRICS, [{"step": 1}])
+    log.log_step(logged, METRICS | dict(infra_errors=1234, skipped=1, step=2), [])
+    titles, first, second, *rare = capsys.readouterr().out.split("\n")[1:-1]
+    shown = dict(zip(titles.split(), first.split(), strict=True))
+    assert shown == {
+        "step": "1/40",
+        "reward": "0.430",
+        "solved": "1.00",
+        "no-signal": "0.06",
+        "length": "64",
+        "trunc": "0.02",
+        "entropy": "0.036",
+        "weight": "0.26",
+        "±": "0.17",
+        "ess": "0.75",
+        "gnorm": "0.051",
+        "s/step": "2.1",
+    }
+    assert len(titles) == len(first) == len(second) <= 88
+    assert rare == ["  infra_errors 1234", "  skipped 1"]
+    assert [row["step"] for row in files.read_lines(logged.folder / "metrics.jsonl")] == [1, 2]
+    assert files.read_lines(logged.folder / "samples.jsonl") == [{"step": 1}]
+    logged.ranks = Ranks(1, 2, logged.ranks.device)
+    log.log_step(logged, METRICS, [])
+    assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("shown, repeats", [(1, True), (2, False), (20, False), (21, True)])
+def test_the_header_repeats(shown, repeats, logged, capsys):
+    """A long table has it every twenty rows."""
+    log.log_step(logged, METRICS | {"step": shown}, [])
+    assert ("reward" in capsys.readouterr().out) == repeats
+
+
+@pytest.mark.parametrize(
+    "flags, found, words",
+    [
+        ("", dict(equal_groups=1.0, truncated=0.9, no_answer=0.1), "90% of responses are cut off"),
+        (
+            "--method grpo",
+            dict(equal_groups=1.0, no_answer=0.0),
+            "the rewards of each group are equal",
+        ),
+        ("", dict(length=12.0), "responses of 12 tokens have one span of 12"),
+        ("", dict(nbar=13.0, eps_over_nbar=0.5, weight_mean=0.9), "lower --eps, or --window"),
+        ("", dict(nbar=13.0, eps_over_nbar=0.05, weight_mean=0.9), ""),
+        ("--method grpo", dict(length=12.0), ""),
+    ],
+)
+def test_a_first_step_that_teaches_little_says_why(flags, found, words):
+    """Equal rewards teach nothing; one span a response, or a high floor, blurs SHEAR's weights."""
+    notes = " ".join(log.notes_of(METRICS | found, config_from(flags.split())))
+    assert words in notes
+    assert bool(words) == ("WARNING" in notes or "alike" in notes)
+
+
+def test_a_plan_names_what_runs(logged, monkeypatch, capsys):
+    """Foreign text in it is harmless to a terminal."""
     monkeypatch.setattr(log, "has_lab", lambda: True)  # also where it was removed
-    log.print_plan(config, folder, ["a note of many words " * 6, "a key \x1b[31m\u202e"])
-    example = ["  0.10  a=1+2=1+2=4", "  0.90  \\boxed{4}<eos>  <- first error"]
+    logged.notes = ["a key \x1b[31m\u202e"]
+    used = "--use lab.fast --use lab.tools.page"
+    for flags, words in (
+        ("", "40 steps x 16 prompts x 8 rollouts of up to 64 tokens"),
+        ("", r"a key \x1b[31m\u202e"),
+        ("--model M", "--use lab.fast gives the same numbers sooner\n"),
+        (used, "functions of lab.fast, lab.tools.page in place of the core's\n"),
+    ):
+        logged.config = config_from([*flags.split(), "--generate-batch", "512"])
+        log.print_plan(logged)
+        assert words in capsys.readouterr().out
+
+
+def test_the_end_compares_with_the_start(logged, monkeypatch, capsys):
+    """Rollouts of the evaluations have files of their own; unknown numbers are dashes."""
+    monkeypatch.setattr(log, "has_lab", lambda: True)
+    rows = [{"step": 1, "problem": "1+1?"}]
     after = BEFORE | {"greedy": (0.893, 0.014, 512), "sampled": (0.666, 0.029, 512)}
-    after |= {"localisation": {"auc": 0.984, "auc_position": 0.855}, "example": example}
-    row = {"step": 1, "problem": "1+1?", "tokens": ["2"], "weights": {"shear": [1]}}
-    rows = [row | {"advantage": 1.0}]
-    files.append_rows(folder / "samples.jsonl", rows)
-    log.print_before(config, folder, BEFORE | {"samples": rows})
-    history = [METRICS | {"peak_gb": 10.0}]
-    log.print_after(config, folder, BEFORE, after | {"samples": rows}, history)
-    printed = capsys.readouterr().out
-    assert max(map(len, printed.split("\n"))) <= 88
-    assert printed == text_of("plan_and_end.txt")
-    first, last = files.read_lines(folder / "metrics.jsonl")
+    after |= {"localisation": {"auc": 0.984, "auc_position": 0.0}, "example": ["  0.10  a=3"]}
+    for when, found in (("before", BEFORE), ("after", after)):
+        log.write_evaluation(logged, when, found | {"samples": rows})
+        assert files.read_lines(logged.folder / f"{when}.jsonl") == rows
+    first, last = files.read_lines(logged.folder / "metrics.jsonl")
     assert first.keys() == {"before"} and last.keys() == {"after"}
     assert "samples" not in last["after"]
-    for when in ("before", "after"):
-        assert files.read_lines(folder / f"{when}.jsonl") == rows
-    used = config_from(["--use", "lab.fast", "lab.tools.page"])
-    for other, line in (
-        (config_from(["--model", "M"]), "  --use lab.fast gives the same numbers sooner\n"),
-        (used, "  functions of lab.fast, lab.tools.page in place of the core's\n"),
-    ):
-        log.print_plan(other, folder, [])
-        assert line in capsys.readouterr().out
-    log.print_before(config_from(["--window", "14"]), folder, BEFORE)
-    log.print_after(config, folder, BEFORE, after, [METRICS | {"grad_norm": 0.0}] * 2)
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "nothing was learned: no mixed groups; docs/faq.md says what to change" in printed
-    assert "WARNING: median response 14 tokens, 1 span(s) of 14: all tokens of a" in printed
-    for eps, is_blurred in ((0.05, False), (0.5, True)):
-        found = {"nbar": 13.0, "eps_over_nbar": eps, "weight_mean": 0.9}
-        assert ("weigh alike: lower --eps" in log.floor_note(found, config)) == is_blurred
+    log.print_before(BEFORE)
+    assert "greedy: 34.4 ± 2.1\n" in capsys.readouterr().out
+    log.print_after(logged, BEFORE, after)
+    _, titles, greedy, sampled, credit, position, *rest = capsys.readouterr().out.split("\n")
+    assert titles.split()[-2:] == ["before", "after"]
+    assert greedy.split()[-6:] == ["34.4", "±", "2.1", "89.3", "±", "1.4"]
+    assert sampled.split()[-6:] == ["37.9", "±", "-", "66.6", "±", "2.9"]
+    assert credit.split()[-2:] == ["-", "98.4"] and position.split()[-2:] == ["-", "0.0"]
+    assert f"next: python eval.py --model {logged.folder}" in rest and "  0.10  a=3" in rest
 
 
-def test_a_log_has_a_line_every_half_minute_of_an_evaluation(monkeypatch, capsys):
-    """Only the main rank prints it, and it tears no bar of sampling."""
-    monkeypatch.setattr(log, "SILENCE", 0)
-    model = torch.nn.Identity()
-    rollouts = CausalLMOutput(logits=torch.zeros(3, 1, 2))
-    for main in (True, False):
-        with log.show_progress(model, 3000, main):
-            model(rollouts)
-        model(rollouts)
-    assert capsys.readouterr().out == "  evaluating: 3 of at most 3,000 tokens\n"
-
-
-def test_equal_rewards_are_explained(tmp_path, capsys):
-    """After two steps of equal rewards a note gives likely causes, with flags to change.
-
-    The causes are the shares of responses that are cut off or have no answer.
-    """
-    config = config_from(["--model", "M", "--method", "grpo"])
-    run = run_of(config, None, torch.nn.Identity(), None)
-    run.folder = tmp_path
-    for first, second in ((0, 0), (1, 1), (0.5, 0.5), (0.25, 0)):
-        found = METRICS | dict(truncated=0.9, no_answer=0.1)
-        with log.step_log(run) as log_step:
-            log_step(found | {"reward": first}, [])
-            log_step(found | {"reward": second, "step": 2}, [])
-        printed = " ".join(capsys.readouterr().out.split())
-        note = f"all rewards are {second}, so nothing can be learned: 90% of responses are cut off "
-        note += "(raise --max-tokens), 10% have no answer"
-        assert (note in printed) == (first == second != 0.5)
+def test_accuracies_count_problems():
+    """The sampled ones' error is that of the problems' means; no verdict is no wrong answer."""
+    right, wrong, unknown = (Verdict(reward, "") for reward in (1.0, 0.0, None))
+    sampled = [right, wrong, right, right, unknown, unknown]
+    found = log.accuracies([right, wrong, unknown], sampled, 2)
+    assert found["greedy"] == (0.5, 0.5, 2)
+    assert found["sampled"] == (0.75, 0.25, 4)
+    mean, error, count = log.accuracies([unknown], [right, right], 2)["greedy"]
+    assert math.isnan(mean) and math.isnan(error) and count == 0

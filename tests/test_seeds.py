@@ -15,7 +15,7 @@ from builders.commands import words_of
 from builders.rollouts import rollouts_of
 from builders.runs import ALONE, config_from
 from builders.stand_ins import hear_no_other_ranks, replace_sampler
-from harness.folder import open_folder
+from harness.log import open_folder
 from transformers import AutoTokenizer
 
 import train

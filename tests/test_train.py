@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from unittest.mock import Mock
 
-import harness.folder
+import harness.log
 import pytest
 import torch
 from builders.case_files import cases

@@ -13,7 +13,7 @@ import pytest
 from builders.commands import RUN_FLAGS, run_well
 from builders.pages import GOOD_ROW, HOSTILE, long_group, page_row
 from builders.runs import config_from
-from harness.folder import write_config
+from harness.log import write_config
 
 import train
 from harness import files
