@@ -29,9 +29,7 @@ from harness.run import Run
 from tasks.errors import BadInput, RunFailed, printable
 
 AnyMachine = TypeVar("AnyMachine", bound=Machine)
-NO_MEMORY = (
-    "out of memory: lower --micro-tokens, --generate-batch or --max-tokens"
-)
+NO_MEMORY = "out of memory: lower --micro-tokens, --generate-batch or --max-tokens"
 
 
 def run_command(main: Callable[..., int | None]) -> Callable[..., int]:

@@ -73,9 +73,7 @@ class Config(Machine, Shear, Credit, Problems):
     clip_high: float = 0.28  # Upper clip bound of the policy ratio, as a distance from 1.
     max_grad_norm: float = 1.0  # Maximum gradient norm; larger gradients are scaled down to it.
     recompute: bool = True  # Recompute activations in the backward pass.
-    eval_groups: int = (
-        64  # Held-out problems that are sampled in groups, at most.
-    )
+    eval_groups: int = 64  # Held-out problems that are sampled in groups, at most.
     out: str = "runs"  # Folder for runs.
     # Name of this run's folder in --out; default: task, method and the next free number.
     name: str | None = None

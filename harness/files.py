@@ -31,16 +31,15 @@ PROGRAM = "shear train"  # the value of "program" in the config.json of a run
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
     """The folder of --out, made, and locked against other processes; raises BadInput."""
-    with bad_input_on_error(f"--out {folder}", "choose another"):
+    try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY)
-    try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(handle)
-        raise BadInput(
-            f"--out {folder}: another process is writing there; choose another"
-        ) from error
+    except OSError as error:
+        reason = f"cannot be made ({error})"
+        if isinstance(error, BlockingIOError):
+            reason = "another process is writing there"
+        raise BadInput(f"--out {folder}: {reason}; choose another") from error
     try:
         yield
     finally:

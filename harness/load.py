@@ -176,9 +176,7 @@ def make_task(
     return replace(config, digest=digest, **sizes), task, notes + of_task
 
 
-def template_of(
-    template: Template, model: str, tokenizer: PreTrainedTokenizerBase
-) -> Template:
+def template_of(template: Template, model: str, tokenizer: PreTrainedTokenizerBase) -> Template:
     """The template of a model's prompts; auto: that of the run that made the model."""
     run = files.run_of(model)
     if template == "auto":

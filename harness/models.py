@@ -121,10 +121,12 @@ def load_weights(
         )
         wrong = found["missing_keys"] | {key for key, *_ in found["mismatched_keys"]}
         if wrong:
-            raise ValueError(f"{min(wrong)} and perhaps other weights are not config.json's")
+            raise ValueError(
+                f"its weights are not those of its config.json: {min(wrong)}"
+            )
         for key, weight in model.named_parameters():
             if not all(value.isfinite() for value in weight.aminmax()):  # NaN if any weight is
-                raise ValueError(f"the weights in {key} are not finite")
+                raise ValueError(f"its weights are not finite: {key}")
     return model
 
 
@@ -165,12 +167,13 @@ def load_model(
     with loading("--model", name):  # models raise exceptions of any class
         if not computes_as_ours(policy, tokenizer, ids):
             raise ValueError(
-                "its logits are not head(last hidden state), or left padding and a cache change "
-                "them"
+                "its logits are not head(last state), or left padding and a cache change them"
             )
         count = len(policy.get_input_embeddings().get_parameter("weight"))
         if min(stop_ids(policy, tokenizer), default=count) >= count:
-            raise ValueError("no token ends a response; name one in its generation_config.json")
+            raise ValueError(
+                "no token ends a response; name one as eos_token_id in generation_config.json"
+            )
     return policy
 
 

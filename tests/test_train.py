@@ -6,7 +6,6 @@ import json
 import os
 import pickle
 import random
-import shlex
 import shutil
 import signal
 import statistics
@@ -18,11 +17,10 @@ from operator import itemgetter
 from pathlib import Path
 from unittest.mock import Mock
 
-import harness.log
 import pytest
 import torch
 from builders.case_files import cases
-from builders.commands import interrupt, raising, words_of
+from builders.commands import raising, words_of
 from builders.near import assert_near
 from builders.rollouts import batch_of, rollouts_like
 from builders.runs import ALONE, config_from, credit_by, sharded
@@ -32,6 +30,7 @@ from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
+import harness.log
 import harness.sampling
 import train
 from credit import batch as batches
@@ -44,7 +43,7 @@ from harness.files import read_lines
 from harness.run import Run
 from rewards import Verdict
 from shear import Weighed, shear_weights
-from tasks import lessons, toy
+from tasks import toy
 from tasks.errors import RunFailed
 from tasks.problems import Task
 
@@ -124,18 +123,6 @@ def test_the_default_of_generate_batch_is_decided_once(tmp_path, quick, monkeypa
         assert {call.kwargs["batch_size"] for call in sampler.call_args_list} == {batch}
         settings = json.loads((tmp_path / "run" / "config.json").read_text())
         assert settings["generate_batch"] == batch and settings["program"] == "shear train"
-
-
-def test_a_log_has_lines_while_nothing_else_is_printed(tmp_path, monkeypatch, capsys):
-    """They tell of the warm-up, and of both evaluations with the number of tokens at most."""
-    for module in (harness.log, lessons):
-        monkeypatch.setattr(module, "SILENCE", 0)
-    assert run(tmp_path, QUICK, "--warmup-steps 2 --steps 1 --name run") == 0
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
-    printed = capsys.readouterr().out
-    assert "\n  warm-up: 1 of 2 steps\n" in printed
-    most = (4 + 2 * 8) * config["max_tokens"]  # greedy, and sampled
-    assert printed.count(f"\n  evaluating: 4 of at most {most:,} tokens\n") == 2
 
 
 def test_shear_with_unit_weights_is_grpo_to_the_bit(tmp_path, quick, monkeypatch):
@@ -346,10 +333,10 @@ def test_code_problems_train_and_infra_errors_are_counted(
     assert 0 < metrics["infra_errors"] < 32 and metrics["reward"] == 0
     printed = " ".join(capsys.readouterr().out.split())
     for words in (
-        f"infra {metrics['infra_errors']}",
+        f"infra_errors {metrics['infra_errors']}",
         "1 problems dropped",
         "WARNING: 1 problem(s) held out are trained on, too",
-        "all rewards are 0, so nothing can be learned",
+        "the rewards of each group are equal, so nothing is learned",
         "a pass over --data takes",
     ):
         assert words in printed
@@ -493,7 +480,7 @@ def test_weights_are_loaded_straight_to_the_device(qwen_folder):
     """On `meta` they can have been nowhere else before."""
     meta = torch.device("meta")
     name = ("--model", str(qwen_folder))
-    model = models.load_weights(*name, AutoModelForCausalLM.from_pretrained, "auto", meta)
+    model = models.load_weights(*name, AutoModelForCausalLM, "auto", meta)
     assert {tensor.device for tensor in [*model.parameters(), *model.buffers()]} == {meta}
 
 
@@ -506,13 +493,12 @@ def test_a_loaded_model_is_the_plain_one(start):
     assert not any(hasattr(part, "_hf_hook") for part in model.modules())
 
 
-def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(quick, tmp_path, monkeypatch, capsys):
-    """The status is 1, and the message says what would take less memory."""
+def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(quick, tmp_path, monkeypatch):
+    """The error of memory passes; it is no sentence about the folder."""
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 15.23 GiB.")
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", raising(error))
-    assert run(tmp_path, quick) == 1
-    message = capsys.readouterr().err
-    assert "out of memory" in message and "use more GPUs" in message and message.count("\n") == 1
+    with pytest.raises(torch.OutOfMemoryError):
+        run(tmp_path, quick)
 
 
 def math_data(tmp_path) -> str:
@@ -576,20 +562,20 @@ def other(family, sizes=SMALL, **more):
         (lambda folder: os.truncate(folder / "model.safetensors", 5000), "cannot be loaded"),
         (
             with_config(num_hidden_layers=3, layer_types=["full_attention"] * 3),
-            "not those of its config.json (model.layers.2.",
+            "not those of its config.json: model.layers.2.",
         ),
-        (with_config(intermediate_size=32), "not those of its config.json (model.layers.0.mlp."),
-        (spoiled_weights, "weights are not finite (model.embed_tokens.weight)"),
+        (with_config(intermediate_size=32), "not those of its config.json: model.layers.0.mlp."),
+        (spoiled_weights, "weights are not finite: model.embed_tokens.weight"),
         (
             template("{{ raise_exception('no') }}"),
             "--template chat: cannot be read (no)",
         ),
         (template("{% import 'os' as os %}"), "--template chat: cannot be read"),
         (missing_tokenizer, "its tokenizer is missing"),
-        (other("granite", logits_scaling=4), "not head(last hidden state)"),
-        (other("gemma2", final_logit_softcapping=30.0), "not head(last hidden state)"),
-        (other("llama4_text", num_local_experts=2), "not head(last hidden state)"),
-        (other("cohere", logit_scale=0.996), "not head(last hidden state)"),
+        (other("granite", logits_scaling=4), "not head(last state)"),
+        (other("gemma2", final_logit_softcapping=30.0), "not head(last state)"),
+        (other("llama4_text", num_local_experts=2), "not head(last state)"),
+        (other("cohere", logit_scale=0.996), "not head(last state)"),
         (
             other("gemma3_text", use_bidirectional_attention=True),
             "or left padding and a cache change them",
@@ -635,19 +621,11 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, quick, monkeypatch, capsys)
     assert before["before"] and [row["step"] for row in steps] == [1] == [len(pressed)]
     path, report = files.find_checkpoint(once)
     assert report["step"] == 1 and not torch.equal(norm_of(path / "model"), norm_of(start))
-    said = "a checkpoint holds 1 of 5 steps; resume with: python train.py --resume "
-    said += f"{shlex.quote(str(once))}\ninterrupted\n"
+    said = f"resume with: python train.py --resume {once}\ninterrupted\n"
     assert capsys.readouterr().err.endswith(said)
     assert run(tmp_path, flags, "--prompts-per-update 2 --name twice") == 130
-    assert len(pressed) == 2 and not (tmp_path / "twice").exists()
+    assert len(pressed) == 2 and not (tmp_path / "twice" / "checkpoints").exists()
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
-def test_ctrl_c_before_the_first_step_is_clean(tmp_path, quick, monkeypatch, capsys):
-    """Before there is anything worth saving, a message tells so; the folder's name is free again."""
-    monkeypatch.setattr(train, "evaluate", interrupt)
-    assert run(tmp_path, quick) == 130
-    assert "run the same command again" in capsys.readouterr().err and not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("case", cases("refusals.jsonl"))
@@ -669,7 +647,7 @@ def test_bad_input_is_one_sentence(case, tmp_path, qwen_folder, start, monkeypat
     save_model("gpt2", small_gpt2())
     os.mkfifo("pipe")
     problem = '{"problem": "What is 7 * 8?", "answer": "56"}\n'
-    texts = {"run/config.json": '{"toy_lines": 1}', "data.jsonl": problem}
+    texts = {"run/config.json": '{"program": "shear train"}', "data.jsonl": problem}
     texts |= {"two.jsonl": 2 * problem, "bad.jsonl": problem + "{"}
     for name, text in texts.items():
         Path(name).write_text(text)
