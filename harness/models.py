@@ -104,11 +104,10 @@ def load_tokenizer(flag: str, name: str) -> PreTrainedTokenizerBase:
 def load_weights(
     flag: str, name: str, kind: Any, dtype: torch.dtype | str, device: torch.device
 ) -> PreTrainedModel:
-    """Load a model of a class of transformers onto a device, checked.
+    """Load a model of a class of transformers onto a device.
 
     `dtype` "auto" is that of the files. Weights in safetensors go to the device without a copy in
-    the host's memory. Raises BadInput for weights that config.json does not describe, or that are
-    not finite: a forward pass reads the embeddings of its own tokens only.
+    the host's memory. Raises BadInput for weights that config.json does not describe.
     """
     with loading(flag, name):
         model, found = kind.from_pretrained(
@@ -124,9 +123,6 @@ def load_weights(
             raise ValueError(
                 f"its weights are not those of its config.json: {min(wrong)}"
             )
-        for key, weight in model.named_parameters():
-            if not all(value.isfinite() for value in weight.aminmax()):  # NaN if any weight is
-                raise ValueError(f"its weights are not finite: {key}")
     return model
 
 
@@ -153,11 +149,22 @@ def check_embedded(
             )
 
 
+def check_finite(flag: str, name: str, model: PreTrainedModel) -> None:
+    """Raise BadInput for weights that are not finite.
+
+    A forward pass would not find all of them: it reads the embeddings of its own tokens only.
+    """
+    for key, weight in model.named_parameters():
+        if not all(value.isfinite() for value in weight.aminmax()):  # both are NaN if any weight is
+            raise BadInput(f"{flag} {name}: its weights are not finite: {key}; give another model")
+
+
 def load_model(
     name: str, device: torch.device, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
     """The policy, in the dtype of its files; raises BadInput for one that would train wrongly."""
     policy = load_weights("--model", name, AutoModelForCausalLM, "auto", device)
+    check_finite("--model", name, policy)
     ids = tokenizer("1 + 1 =")["input_ids"]
     prompts = [ids]
     if tokenizer.chat_template:

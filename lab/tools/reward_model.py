@@ -40,7 +40,7 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2Model, Qwen2
 
 from credit.tokens import char_starts
 from grpo import Rollouts, cat_padded, pack
-from harness.models import check_embedded, load_tokenizer, load_weights
+from harness.models import check_embedded, check_finite, load_tokenizer, load_weights
 from tasks.errors import BadInput
 from tasks.problems import INSTRUCTIONS
 
@@ -166,6 +166,7 @@ def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> Re
     # raises if the template loses steps, or the separator is not one token
     ids = encode(tokenizer, "1 + 1 = ?", ["1 + 1 = 2", "It is 2."])
     model = load_weights(FLAG, name, ProcessRewardModel, dtype, device)
+    check_finite(FLAG, name, model)
     assert isinstance(model, ProcessRewardModel)  # for mypy: its own `from_pretrained` made it
     check_embedded(FLAG, name, model, tokenizer, [ids])
     return model.eval().requires_grad_(False), tokenizer
