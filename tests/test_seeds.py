@@ -15,7 +15,6 @@ from builders.commands import words_of
 from builders.rollouts import rollouts_of
 from builders.runs import ALONE, config_from
 from builders.stand_ins import hear_no_other_ranks, replace_sampler
-from harness.log import open_folder
 from transformers import AutoTokenizer
 
 import train
@@ -23,6 +22,7 @@ from credit.batch import Batch
 from harness import fsdp, load
 from harness.files import append_rows
 from harness.load import give_lessons, load_run
+from harness.log import open_folder
 from harness.run import Ranks, Run
 from tasks import toy
 

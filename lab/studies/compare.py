@@ -9,7 +9,7 @@
 Other flags are those of train.py. The last command shows runs in one table and one picture.
 
 An arm is a method, or a name, a colon and a method with flags of train.py. `shear-mean1: scaled
---method-option of=shear mean1=yes` and `grpo-wrong-.12: scaled --method-option negative=.12` are
+--method-option of=shear --method-option mean1=yes` and `grpo-wrong-.12: scaled --method-option negative=.12` are
 controls, because methods differ in the size of their steps and in how much they punish. All arms
 are compared with `grpo`, and use `lab.fast`.
 
@@ -106,7 +106,7 @@ LORA = "--use lab.tools.lora:rank=16"
 ARMS = [
     "grpo",
     "shear",
-    "shear-mean1: scaled --method-option of=shear mean1=yes",
+    "shear-mean1: scaled --method-option of=shear --method-option mean1=yes",
     "grpo-wrong-.12: scaled --method-option negative=.12",
     "sdpo: sdpo --method-option mix=.9",  # for a weak model
     "grpo-dynamic: grpo --use lab.tools.dynamic:rounds=4",

@@ -96,8 +96,8 @@ def test_every_rate_is_tuned_on_both_seeds_before_the_best_is_confirmed(tmp_path
 
 def test_an_arm_is_a_method_or_a_name_and_a_command_line():
     """Its flags stand after the others', and none of them is one that all arms share."""
-    arm = "half: scaled --method-option of=rlsd negative=.5"
-    flags = "--steps 3 --method scaled --method-option of=rlsd negative=.5"
+    arm = "half: scaled --method-option of=rlsd --method-option negative=.5"
+    flags = "--steps 3 --method scaled --method-option of=rlsd --method-option negative=.5"
     ours = compare.settings_of(arm, ["--steps", "3"])
     assert ours == replace(config_from(flags.split()), use=("lab.fast",))
     assert compare.settings_of("oar-g", []).credit.method == "oar-g"

@@ -13,10 +13,10 @@ import pytest
 from builders.commands import RUN_FLAGS, run_well
 from builders.pages import GOOD_ROW, HOSTILE, long_group, page_row
 from builders.runs import config_from
-from harness.log import write_config
 
 import train
 from harness import files
+from harness.log import write_config
 from lab.tools import page
 
 
@@ -120,7 +120,7 @@ def test_before_and_after_are_one_group(tmp_path, monkeypatch):
     both, samples = page.read_groups(tmp_path)
     assert [row["when"] for row in both] == ["before training"] * 2 + ["after training"] * 2
     assert [row["spans"][0][3] for row in both] == [1, 0, 3, 2] and "when" not in samples[0]
-    files.write_json(tmp_path / "config.json", {"task": "embedded", "toy_lines": 1})
+    files.write_json(tmp_path / "config.json", {"task": "embedded", "program": "shear train"})
     opened = []
     monkeypatch.setattr(page.webbrowser, "open", opened.append)
     run_well(page, tmp_path, "--open")
@@ -136,9 +136,9 @@ def test_a_run_records_the_spans_that_its_weights_come_from(fast, tmp_path):
     side.
     """
     modules = {
-        "before": "lab.fast lab.tools.page",
-        "after": "lab.tools.page lab.fast",
-        "without": "lab.tools.page",
+        "before": "--use lab.fast --use lab.tools.page",
+        "after": "--use lab.tools.page --use lab.fast",
+        "without": "--use lab.tools.page",
     }
     flags = "--steps 2 --warmup-steps 1 --toy-width 16 --window 4 --stride 2 --keep-samples"
     use = ["--use builders.alternating", modules[fast]]
@@ -181,7 +181,7 @@ def test_spans_are_those_of_the_first_group_with_both_sides(tmp_path):
         ("--eps 4 --eps-unit raw", ""),  # over a nbar that differs by group
         ("--method grpo", ""),
         ("--method shear-cost", ""),
-        ("--method scaled --method-option of=shear mean1=yes", ""),
+        ("--method scaled --method-option of=shear --method-option mean1=yes", ""),
     ],
 )
 def test_the_floor_is_the_weight_of_equal_spans(flags, floor, tmp_path):

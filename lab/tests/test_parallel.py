@@ -49,7 +49,7 @@ def on_two_ranks(folder: Path, rollouts, taught: str) -> None:
         f"--task embedded --toy-lines 1 --model {taught} --prompts-per-step 4 --steps 1 --seed 1"
     )
     flags += " --rollouts-per-prompt 4 --prompts-per-update 2 --heldout 8 --eval-groups 4"
-    flags += f" --out {folder} --name dynamic --use lab.tools.dynamic:rounds=2 lab.fast"
+    flags += f" --out {folder} --name dynamic --use lab.tools.dynamic:rounds=2 --use lab.fast"
     assert train.main(flags.split()) == 0
 
 

@@ -196,7 +196,7 @@ def test_folders_that_cannot_score_steps_are_refused(tmp_path):
     )
     for name, parts, reason in (
         ("missing", None, "cannot be loaded"),
-        ("causal", (causal, whole), r"not those of its config.json \(score"),
+        ("causal", (causal, whole), r"not those of its config.json: score"),
         ("other", (model, turns_tokenizer()), "0 separators of 2 steps"),
         ("plain", (model, plain), "no chat template"),
         ("losing", (model, losing), "1 separators of 2 steps"),

@@ -93,6 +93,6 @@ def test_following_ends_with_the_run(run, board, monkeypatch):
         files.append_rows(run / "metrics.jsonl", [METRICS | {"step": 4}, {"after": {}}])
 
     monkeypatch.setattr(track.time, "sleep", end)
-    with files.locked_folder(run, Ranks(0, 1, None), "config.json"):
+    with files.locked_folder(run):
         assert track.main(["wandb", str(run), "--follow"]) == 0
     assert len(looks) == 1 and [step for step, _ in board.logged[3:]] == [1, 2, 3, 4]

@@ -48,22 +48,3 @@ def test_lessons_without_steps_are_refused(flags, assert_refused):
     """The module would do nothing in silence."""
     words = [*flags, "--warmup-steps", "0"]
     assert_refused(train.main, words, "lab.tools.warm_up: gives lessons; add --warmup-steps")
-
-
-def test_an_interrupted_warm_up_is_kept(flags, tmp_path, monkeypatch, capsys):
-    """The model as far as it was taught is a folder to go on from, which no other run takes."""
-
-    def begin(model, *parts, **options):
-        with torch.no_grad():
-            model.model.norm.weight.fill_(7)
-        raise KeyboardInterrupt
-
-    teach = lessons.teach
-    monkeypatch.setattr("lab.tools.warm_up.teach", begin)
-    assert train.main([*flags, "--name", "half"]) == 130
-    start = tmp_path / "half" / "start"
-    assert f"take it by --model {start}" in " ".join(capsys.readouterr().err.split())
-    assert (load_file(start / "model.safetensors")["model.norm.weight"] == 7).all()
-    monkeypatch.setattr("lab.tools.warm_up.teach", teach)
-    run_well(train, flags, "--name whole")
-    run_well(train, flags, "--name on --model", start)

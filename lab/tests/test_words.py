@@ -17,6 +17,7 @@ from tokenizers import decoders
 from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import lab.tasks  # noqa: F401 - enters the task
 import train
 from credit.tokens import tokens_of
 from grpo import Policy
@@ -25,6 +26,7 @@ from harness.files import config_of, read_lines
 from lab.tools import warm_up, words
 from rewards import grade_math
 from tasks import lessons
+from tasks.problems import Task
 
 LAB_CASES = Path(__file__).parent / "cases"
 
@@ -169,10 +171,13 @@ def test_lessons_are_read_by_ranks_whose_model_is_stored_in_another_dtype(tmp_pa
     config = small_config(LlamaConfig, vocab_size=len(byte_tokenizer()))
     save_model(tmp_path / "start", LlamaForCausalLM(config), byte_tokenizer())
     stored = LlamaForCausalLM(config).bfloat16()
-    run = run_of(recipe_with(task="words"), None, stored, byte_tokenizer())
+    task = Task("words", [], [], None, None)
+    config = recipe_with(task="words", model="M", warmup_steps=1)
+    run = run_of(config, task, stored, byte_tokenizer())
     run.folder = tmp_path
-    model = load.teach_policy(run, lessons=None)
-    assert model.dtype == torch.float32
+    run.parts.lessons = lambda context: lambda model, **options: 0.0
+    load.give_lessons(run)
+    assert run.context.policy.model.dtype == torch.float32
 
 
 def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, capsys):
