@@ -8,6 +8,7 @@ import dataclasses
 import io
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 from unittest.mock import Mock
 
@@ -18,6 +19,7 @@ from builders.one_step import STEP_FLAGS, one_step
 from builders.processes import on_two
 from builders.runs import ALONE, assert_same_run, config_from, recipe_with, run_of, sharded
 from builders.small_models import small_mixtral
+from builders.stand_ins import hear_no_other_ranks
 from safetensors.torch import load_file
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM
@@ -165,7 +167,8 @@ def test_one_rank_goes_on_from_a_checkpoint_of_two(two, capsys):
     path, _ = files.find_checkpoint(two[0] / "parts")
     model = toy.make_model(1, seed=5)
     optimizer = torch.optim.AdamW(model.parameters())
-    checkpoint.load(path, Policy(model), optimizer, ALONE)
+    run = SimpleNamespace(trained=Policy(model), optimizer=optimizer, ranks=ALONE)
+    checkpoint.load(path, run)
     assert "checkpoint of 2 ranks, now 1" in capsys.readouterr().out
     saved = load_file(path / "model" / "model.safetensors")
     parts = [load_file(part) for part in sorted((path / "state").iterdir())]
@@ -186,11 +189,12 @@ def test_bad_input_on_one_rank_ends_all_with_one_sentence(two):
     assert first.startswith(f"error: --model {folder}: ") and first.count("\n") == 1
 
 
-def test_more_ranks_than_work_are_refused():
+def test_more_ranks_than_work_are_refused(monkeypatch):
     """A rank without a prompt, or without a problem to evaluate, would fail in the middle."""
+    hear_no_other_ranks(monkeypatch)
     for size in ("prompts_per_step", "heldout", "eval_groups"):
         with pytest.raises(BadInput, match=" 1: there are 2 ranks; raise it"):
-            load.check_ranks(recipe_with(**{size: 1}), Ranks(0, 2, ALONE.device))
+            load.load_run(recipe_with(**{size: 1}), Ranks(0, 2, ALONE.device))
 
 
 @pytest.mark.parametrize(
