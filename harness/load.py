@@ -98,7 +98,7 @@ def make_run(
 
 
 def describe(config: Config, ranks: Ranks, task: Task, model: PreTrainedModel) -> list[str]:
-    """The plan's lines on device, number formats and threads, on model and problems."""
+    """The plan's lines on machine, model and problems."""
     name = config.model or "made here"
     notes = [
         f"{ranks.world} rank(s) on {config.device}, weights and optimizer float32, compute "
@@ -110,8 +110,8 @@ def describe(config: Config, ranks: Ranks, task: Task, model: PreTrainedModel) -
     if config.data:
         steps = -(-len(task.train) // config.prompts_per_step)
         notes.append(f"a pass over --data takes {steps} step(s)")
-        if config.task == "math" and config.device == "cpu":
-            notes.append("sizes and --lr are the paper's; --task own has some for a CPU")
+    if config.task == "math" and config.device == "cpu":
+        notes.append("sizes and --lr are the paper's; --task own has some for a CPU")
     return notes
 
 
@@ -128,23 +128,11 @@ def make_task(
     if "template" not in ignored_by(kind, config):
         template = template_of(config.template, name, tokenizer)
         config = replace(config, template=template)
-    default = defaults_of(config.task)
-    sizes: dict[str, Any] = {}  # those that shrink
-    notes = []
-
-    def shrink(name: str, most: int, reason: str) -> int:
-        """Lower a size to `most`, unless it was given or the run is resumed; returns the size."""
-        size: int = getattr(config, name)
-        if size <= most or size != getattr(default, name) or config.resume:
-            return size
-        sizes[name] = most
-        notes.append(f"{flag(name)} {most}, not {size}: {reason}")
-        return most
-
-    max_tokens = config.max_tokens
-    if not kind.makes_model and max_tokens >= context:
-        max_tokens = shrink("max_tokens", int(context // 2), f"the model's context is {context}")
-    room = context - max_tokens  # tokens left for the prompt
+    notes: list[str] = []
+    if not kind.makes_model and config.max_tokens >= context:
+        reason = f"the model's context is {context}"
+        config = lower(config, notes, reason, max_tokens=int(context // 2))
+    room = context - config.max_tokens  # tokens left for the prompt
     module, _, function = kind.make.partition(":")
     make = getattr(importlib.import_module(module), function)
     task, of_task = make(config, tokenizer, name)
@@ -152,19 +140,13 @@ def make_task(
         longest = len(tokenizer(task.prompt(task.heldout[0]))["input_ids"])
         if longest > room:
             raise BadInput(
-                f"--max-tokens {max_tokens}: with a prompt of {longest} tokens it exceeds the "
-                f"model's context of {context}; lower it"
+                f"--max-tokens {config.max_tokens}: with a prompt of {longest} tokens it exceeds "
+                f"the model's context of {context}; lower it"
             )
     else:
-        there_are = f"there are {len(task.train)} problems"
-        heldout = shrink("heldout", max(1, len(task.train) // 5), there_are)
-        left = max(1, len(task.train) - heldout)  # problems left for training
-        groups = config.prompts_per_update
-        if config.prompts_per_step == default.prompts_per_step:  # else perhaps no multiple of it
-            groups = shrink("prompts_per_update", left, there_are)
-        shrink("prompts_per_step", max(1, left // groups) * groups, there_are)
+        config = fit(config, notes, len(task.train))
         task, dropped = split(
-            task, tokenizer, heldout=heldout, seed=config.seed, max_prompt_tokens=room
+            task, tokenizer, heldout=config.heldout, seed=config.seed, max_prompt_tokens=room
         )
         of_task += dropped
     digest = digest_of(task.train + task.heldout)
@@ -173,7 +155,34 @@ def make_task(
             f"--resume {config.resume}: --data {config.data} or the checkpoint's complete.json "
             "says other problems now; restore it"
         )
-    return replace(config, digest=digest, **sizes), task, notes + of_task
+    return replace(config, digest=digest), task, notes + of_task
+
+
+def fit(config: Config, notes: list[str], problems: int) -> Config:
+    """The configuration with sizes that so many problems fill, as far as they were not given."""
+    reason = f"there are {problems} problems"
+    config = lower(config, notes, reason, heldout=max(1, problems // 5))
+    left = max(1, problems - config.heldout)  # problems left for training
+    # a given step may be no multiple of a smaller update
+    if config.prompts_per_step == defaults_of(config.task).prompts_per_step:
+        config = lower(config, notes, reason, prompts_per_update=left)
+    groups = config.prompts_per_update
+    return lower(config, notes, reason, prompts_per_step=max(1, left // groups) * groups)
+
+
+def lower(config: Config, notes: list[str], reason: str, **most: int) -> Config:
+    """The configuration with sizes lowered to `most`, unless they were given; adds to the notes.
+
+    The sizes of a run that is resumed stay.
+    """
+    default = defaults_of(config.task)
+    for name, limit in most.items():
+        size = getattr(config, name)
+        if size > limit and size == getattr(default, name) and not config.resume:
+            lowered: dict[str, Any] = {name: limit}
+            config = replace(config, **lowered)
+            notes.append(f"{flag(name)} {limit}, not {size}: {reason}")
+    return config
 
 
 def template_of(template: Template, model: str, tokenizer: PreTrainedTokenizerBase) -> Template:

@@ -5,12 +5,11 @@
     memory_notes(model, config, ranks)   the plan's lines on memory and disk
 
 Weights and AdamW's moments are float32 and spread over the ranks; each rank also has a whole copy
-of the weights, in the dtype of compute, which samples. Sampling adds the cache of the rollouts that
-are generated together, training the gradients and one chunk of logits.
+of the weights, in the dtype of compute, which samples.
 
-Left out: activations, the layers that FSDP holds whole, the memory of a credit method (SHEAR's
-states and distances, a process reward model), lessons (16 bytes per parameter, on rank 0), CUDA's
-and NCCL's own memory (1-2 GB), fragmentation (about a tenth).
+Left out: activations, the layers that FSDP holds whole, the memory of a credit method
+(SHEAR's states and distances, a process reward model), lessons (16 bytes per parameter, on rank 0),
+CUDA's and NCCL's own memory (1-2 GB), fragmentation (about a tenth).
 """
 
 import os
@@ -20,11 +19,10 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from grpo import AT_ONCE, HEAD_CHUNK
+from grpo import AT_ONCE
 from harness.config import Config, Machine
 from harness.run import Ranks
 
-PROMPT = 256  # assumed tokens per prompt, in what is printed
 # Share of a GPU's room for rollouts generated together; the rest is for what `row_bytes` omits.
 SHARE = 0.8
 CUDA = 2.0  # GB, at most, that CUDA and NCCL take for themselves
@@ -76,37 +74,20 @@ def row_bytes(shape: PreTrainedConfig, prompt: int, response: int, itemsize: int
 def memory_notes(model: PreTrainedModel, config: Config, ranks: Ranks) -> list[str]:
     """The plan's lines on memory and disk, with warnings where one is too small."""
     stay = resident_gb(model, config, ranks.world)
-    sampling, training = peaks_gb(model, config, ranks.world)
+    gradients = 4 * model.num_parameters(only_trainable=True) / ranks.world / 1e9
     room = room_gb(ranks.device)
     disk = checkpoint_gb(model, config)
     free = free_gb(Path(config.out))
     notes = [
-        f"memory per rank, predicted: {stay:.1f} GB stay; sampling {sampling:.1f} GB, training "
-        f"{training:.1f} GB and activations",
-        f"a checkpoint takes {disk:.3g} GB; {config.keep} stay, and one more while it is written; "
-        f"{free:.0f} GB of the disk are free",
+        f"memory per rank, predicted: {stay:.1f} GB stay, {stay + gradients:.1f} GB and activations "
+        f"in training, of {room:.0f} GB",
+        f"a checkpoint takes {disk:.3g} GB; {config.keep} stay, of {free:.0f} GB free",
     ]
-    if max(sampling, training) > room:
-        notes.append(
-            f"WARNING: a rank has {room:.0f} GB; lower --generate-batch or --max-tokens, or use "
-            "more GPUs"
-        )
-    if (config.keep + 1) * disk > free:
+    if stay + gradients > room:
+        notes.append("WARNING: memory is too small; use more GPUs, or a smaller model")
+    if (config.keep + 1) * disk > free:  # one more while it is written
         notes.append("WARNING: the disk is too small; free space, or choose another --out")
     return notes
-
-
-def peaks_gb(model: PreTrainedModel, config: Config, world: int) -> tuple[float, float]:
-    """GB on the fullest rank while it samples --generate-batch rollouts, and while it trains."""
-    stay = resident_gb(model, config, world)
-    size = getattr(torch, config.dtype).itemsize
-    groups = -(-config.prompts_per_step // world)  # on the rank with the most
-    rollouts = min(config.generate_batch, groups * config.rollouts_per_prompt)
-    row = row_bytes(model.config, PROMPT, config.max_tokens, size)
-    gradients = 4 * model.num_parameters(only_trainable=True) / world
-    # float32 logits, their softmax and their gradient
-    logits = 3 * 4 * HEAD_CHUNK * model.config.get_text_config().vocab_size
-    return stay + rollouts * row / 1e9, stay + (gradients + logits) / 1e9
 
 
 def checkpoint_gb(model: PreTrainedModel, config: Config) -> float:

@@ -120,9 +120,7 @@ def load_weights(
         )
         wrong = found["missing_keys"] | {key for key, *_ in found["mismatched_keys"]}
         if wrong:
-            raise ValueError(
-                f"its weights are not those of its config.json: {min(wrong)}"
-            )
+            raise ValueError(f"its weights are not those of its config.json: {min(wrong)}")
     return model
 
 

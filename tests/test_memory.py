@@ -39,15 +39,9 @@ def flags(**changes) -> Config:
 
 def test_parts_are_those_counted_by_hand():
     """The memory of a tiny model is that counted by hand: of four ranks, and of one alone."""
-    sizes = flags(prompts_per_step=5, rollouts_per_prompt=4, max_tokens=44, generate_batch=512)
-    # two of the five groups on one rank: 8 rollouts, 300 tokens each; keys and values of 3 layers,
-    # one head of 4 numbers; logits; prefill
-    generating = 8 * (300 * 2 * 3 * 1 * 4 * 2 + 16 * 10 + 256 * (6 * 8 + 3 * 16) * 2)
+    sizes = flags()
     stay = (1 + 2 + 2) * TOTAL  # a quarter of weights and moments, and a copy
     assert in_bytes(memory.resident_gb(OUTLINE, sizes, 4)) == stay
-    sampling, training = memory.peaks_gb(OUTLINE, sizes, 4)
-    assert in_bytes(sampling) == stay + generating
-    assert in_bytes(training) == stay + TOTAL + 3 * 4 * HEAD_CHUNK * 10  # gradients, logits
     assert in_bytes(memory.checkpoint_gb(OUTLINE, sizes)) == (4 + 2 + 8) * TOTAL
     whole = memory.resident_gb(OUTLINE, flags(dtype="float32"), 1)
     assert in_bytes(whole) == 12 * TOTAL  # no copy
@@ -75,17 +69,14 @@ def test_a_rollout_s_bytes_and_how_many_fit():
     configs = (LlamaConfig(**SHAPE, intermediate_size=16, head_dim=dim) for dim in (4, 8))
     narrow, wide = (row_bytes(config, 256, 3, 2) for config in configs)
     assert wide - narrow == 259 * 2 * 3 * 4 * 2
-    row = row_bytes(TINY, 256, 3000, 2)
-    for rows, generate_batch in ((1, 1), (512, 1024)):  # 64 groups of 8
-        config = flags(generate_batch=generate_batch)
-        sampling, _ = memory.peaks_gb(OUTLINE, config, 1)
-        generating = sampling - memory.resident_gb(OUTLINE, config, 1)
-        assert generating == pytest.approx(rows * row / 1e9)
+    # 300 tokens; keys and values of 3 layers, one head of 4 numbers; logits; prefill
+    row = 300 * 2 * 3 * 1 * 4 * 2 + 16 * 10 + 256 * (6 * 8 + 3 * 16) * 2
+    assert row_bytes(TINY, 256, 44, 2) == row
 
 
 @pytest.mark.parametrize(
     "room, free, warnings",
-    [(80, 999, []), (32, 999, ["a rank has 32 GB"]), (80, 300, ["the disk"])],
+    [(80, 999, []), (28, 999, ["memory"]), (80, 300, ["the disk"])],
 )
 def test_the_plan_of_the_papers_recipe(room, free, warnings, monkeypatch):
     """AdamW fits eight GPUs of 80 GB; the plan says so in numbers, and warns of too little room.
@@ -95,11 +86,8 @@ def test_the_plan_of_the_papers_recipe(room, free, warnings, monkeypatch):
     monkeypatch.setattr(memory, "room_gb", lambda device: room)
     monkeypatch.setattr(memory, "free_gb", lambda folder: free)
     ranks = Ranks(0, 8, torch.device("cuda"))
-    config = flags(generate_batch=99)
-    first, disk, *others = memory.memory_notes(outline_of(LARGE), config, ranks)
-    sampling, _ = memory.peaks_gb(outline_of(LARGE), config, 8)
-    words = f"memory per rank, predicted: 26.7 GB stay; sampling {sampling:.1f} GB, training "
-    assert first.startswith(words)
+    first, disk, *others = memory.memory_notes(outline_of(LARGE), flags(), ranks)
+    assert first.startswith("memory per rank, predicted: 26.7 GB stay, 30.5 GB and activations")
     assert disk.startswith("a checkpoint takes 107 GB; 2 stay")
     assert len(others) == len(warnings)
     for line, start in zip(others, warnings, strict=True):

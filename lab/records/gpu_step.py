@@ -18,10 +18,11 @@ import torch
 import transformers
 
 import train
-from harness import fsdp, log, memory
+from harness import fsdp, log
 from harness.load import make_run, make_task
 from lab.records import random_model
 from lab.studies.needs import settings_of_run
+from lab.tools import plan
 from tasks.plug import use
 
 shape, *flags = sys.argv[1:]
@@ -37,7 +38,7 @@ config, task, _ = make_task(config, tokenizer, model.config.max_position_embeddi
 run = make_run(config, ranks, model, tokenizer, task)
 run.folder = folder
 use(run.parts, config.use)
-predicted = memory.peaks_gb(model, config, 1)
+predicted = plan.peaks_gb(model, config, 1)
 fsdp.shard(run)
 del model
 peaks = {}  # GB, by phase

@@ -9,7 +9,7 @@ from harness import memory
 from harness.config import Config
 from harness.models import outline_of
 from lab.records.random_model import LARGE, SMALL
-from lab.tools import lora
+from lab.tools import lora, plan
 
 for shape, gpus, lora_rank in (
     (LARGE, 8, 0),
@@ -23,6 +23,6 @@ for shape, gpus, lora_rank in (
         lora.add(model, seed=0, rank=lora_rank)
     config = Config(device="cuda", dtype="bfloat16")
     stay = memory.resident_gb(model, config, gpus)
-    batch = memory.choose_batch(shape, config, 80 - stay, memory.PROMPT, 3000)
-    peaks = memory.peaks_gb(model, replace(config, generate_batch=batch), gpus)
+    batch = memory.choose_batch(shape, config, 80 - stay, plan.PROMPT, 3000)
+    peaks = plan.peaks_gb(model, replace(config, generate_batch=batch), gpus)
     print(" | ".join(f"{gb:.1f}" for gb in (*peaks, stay)))

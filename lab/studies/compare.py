@@ -8,10 +8,11 @@
 
 Other flags are those of train.py. The last command shows runs in one table and one picture.
 
-An arm is a method, or a name, a colon and a method with flags of train.py. `shear-mean1: scaled
---method-option of=shear --method-option mean1=yes` and `grpo-wrong-.12: scaled --method-option negative=.12` are
-controls, because methods differ in the size of their steps and in how much they punish. All arms
-are compared with `grpo`, and use `lab.fast`.
+An arm is a method, or a name, a colon and a method with flags of train.py. These are controls,
+because methods differ in the size of their steps and in how much they punish:
+    shear-mean1: scaled --method-option of=shear --method-option mean1=yes
+    grpo-wrong-.12: scaled --method-option negative=.12
+All arms are compared with `grpo`, and use `lab.fast`.
 
 A trial is an arm, a learning rate and a seed. Two stages run one after the other. `tune` tries
 half, one and two times the task's `--lr` (adapters: ten times that) on two seeds, and further rates

@@ -3,22 +3,22 @@
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 from builders.case_files import cases
 from builders.commands import run_well, words_of
-from builders.runs import config_from
+from transformers import Qwen2Config
 
 import eval as evaluation
-from harness import files, log, memory
-from harness.run import Ranks
+from grpo import HEAD_CHUNK
+from harness import files, memory
+from harness.config import Config
+from harness.models import outline_of
 from lab.records.random_model import LARGE
 from lab.tools import answers, curve, plan, replay, select, smoke, tables
 from tasks.benchmarks import SUITES
-from tasks.errors import BadInput
 
 CASES = Path(__file__).with_name("cases")
 (METRICS,) = cases("step.jsonl")
@@ -103,34 +103,24 @@ def test_a_plan_of_the_embedded_task_knows_its_responses(capsys):
     assert "have 40 tokens" in printed_by(capsys)
 
 
-def test_the_disk_must_hold_a_checkpoint_more_than_are_kept(tmp_path, monkeypatch):
-    """The oldest goes when the new one is written; a run that saves once needs one."""
-    model = torch.nn.Linear(1, 1)
-    monkeypatch.setattr(memory, "room_gb", lambda device: 1.0)
-    gb = {"resident": 0, "sampling": 0, "training": 0, "checkpoint": 10.0, "model": 4.0}
-    monkeypatch.setattr(memory, "predict", lambda *parts: gb)
-    for flags, free in (
-        ("--steps 40", 30),
-        ("--steps 10", 10),
-        ("--steps 40 --keep 1", 20),
-        ("--steps 40 --keep 1 --keep-models 20", 28),
-    ):
-        config = config_from(words_of(flags, "--out", tmp_path))
-        ranks = Ranks(0, 1, torch.device("cpu"))
-        monkeypatch.setattr(memory, "free_gb", lambda folder, free=free: free)
-        assert memory.plan(model, config, ranks)[-1].startswith("a checkpoint takes 10 GB")
-        monkeypatch.setattr(memory, "free_gb", lambda folder, free=free: free - 1)
-        with pytest.raises(BadInput, match="a checkpoint takes 10 GB"):
-            memory.plan(model, config, ranks)
-
-
-def test_the_time_of_a_run_says_what_it_assumes(capsys):
-    """An evaluation of 4 + 4 x 8 responses in 36 s: a second each, 128 s a step of 16 x 8."""
-    config = config_from(words_of("--eval-groups 4 --steps 5"))
-    task = SimpleNamespace(heldout=range(4))
-    log.print_time(SimpleNamespace(config=config, context=SimpleNamespace(task=task)), 36.0)
-    printed = printed_by(capsys)
-    assert "takes 0:02:08 a step and 0:10:40 in all; on a GPU less" in printed
+def test_peaks_are_those_counted_by_hand():
+    """Of four ranks, the fullest samples two of five groups: 8 rollouts of 300 tokens."""
+    shape = Qwen2Config(
+        hidden_size=8,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        vocab_size=10,
+        intermediate_size=16,
+    )
+    model = outline_of(shape)
+    config = Config(dtype="bfloat16", prompts_per_step=5, rollouts_per_prompt=4, max_tokens=44)
+    sampling, training = plan.peaks_gb(model, replace(config, generate_batch=512), 4)
+    stay = memory.resident_gb(model, config, 4)
+    generating = 8 * memory.row_bytes(shape, 256, 44, 2)
+    assert sampling == pytest.approx(stay + generating / 1e9)
+    logits = 3 * 4 * HEAD_CHUNK * 10
+    assert training == pytest.approx(stay + (model.num_parameters() + logits) / 1e9)
 
 
 # ---- answers -------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ import pytest
 from builders.case_files import cases
 
 from harness import files
-from harness.run import Ranks
 from lab.tools import track
 
 (METRICS,) = cases("step.jsonl")

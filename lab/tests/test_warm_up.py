@@ -1,10 +1,8 @@
 """lab/tools/warm_up.py: lessons on the solutions of one's own problems."""
 
 import pytest
-import torch
-from builders.commands import run_well, words_of
+from builders.commands import words_of
 from builders.runs import ALONE, config_from
-from safetensors.torch import load_file
 
 import train
 from harness.files import append_rows

@@ -18,8 +18,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Literal
 
+import torch
 import tyro
+from transformers import PreTrainedModel
 
+from grpo import HEAD_CHUNK
 from harness import log, memory
 from harness.config import Config, parse_train
 from harness.load import resolve
@@ -36,6 +39,7 @@ DECODING = 19e-3
 PER_PARAMETER = 3.6e-12
 # The share of the peak FLOP/s in scoring and training: 27% and 36% in these steps.
 TRAINING = 0.3
+PROMPT = 256  # assumed tokens per prompt
 FLOPS = 10  # per token and parameter: 2 to score, 6 to train, 2 to recompute
 
 
@@ -74,10 +78,10 @@ def foresee(gpu: str, world: int, config: Config) -> list[str]:
     parameters = model.num_parameters()
     stay = memory.resident_gb(model, config, world)
     batch = config.generate_batch or memory.choose_batch(
-        model.config, config, room - stay, memory.PROMPT, config.max_tokens
+        model.config, config, room - stay, PROMPT, config.max_tokens
     )
     config = replace(config, generate_batch=batch)
-    sampling, training = memory.peaks_gb(model, config, world)
+    sampling, training = peaks_gb(model, config, world)
     lines = [
         f"memory per rank, predicted: {stay:.1f} GB stay; sampling {sampling:.1f} GB, training "
         f"{training:.1f} GB and activations"
@@ -105,6 +109,19 @@ def foresee(gpu: str, world: int, config: Config) -> list[str]:
         "and updates, as measured on one H200 (docs/hardware.md); measure one step with --steps 1 "
         "first",
     ]
+
+
+def peaks_gb(model: PreTrainedModel, config: Config, world: int) -> tuple[float, float]:
+    """GB on the fullest rank while it samples --generate-batch rollouts, and while it trains."""
+    stay = memory.resident_gb(model, config, world)
+    size = getattr(torch, config.dtype).itemsize
+    groups = -(-config.prompts_per_step // world)  # on the rank with the most
+    rollouts = min(config.generate_batch, groups * config.rollouts_per_prompt)
+    row = memory.row_bytes(model.config, PROMPT, config.max_tokens, size)
+    gradients = 4 * model.num_parameters(only_trainable=True) / world
+    # float32 logits, their softmax and their gradient
+    logits = 3 * 4 * HEAD_CHUNK * model.config.get_text_config().vocab_size
+    return stay + rollouts * row / 1e9, stay + (gradients + logits) / 1e9
 
 
 def in_words(seconds: float) -> str:
