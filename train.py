@@ -86,7 +86,7 @@ def train(config: Config, ranks: Ranks) -> None:
             before = evaluate(run)
             if ranks.main:
                 log.write_evaluation(run, "before", before)
-                log.print_before(before)
+                log.print_results(before=before)
         steps = run.config.steps
         todo = range(run.context.step, steps)
         bar = tqdm(todo, initial=todo.start, total=steps, desc="steps", leave=False, disable=None)
@@ -106,7 +106,8 @@ def train(config: Config, ranks: Ranks) -> None:
             with files.whole_folder(run.folder / "model") as draft:
                 run.parts.save_model(run.context.policy.model, run.context.tokenizer, draft)
             log.write_evaluation(run, "after", after)
-            log.print_after(run, before, after)
+            log.print_results(before=before, after=after)
+            log.print_end(run, after)
 
 
 def prepare_rule(run: Run) -> None:

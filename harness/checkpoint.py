@@ -87,10 +87,8 @@ def restore(run: Run) -> dict:
     refresh(run)
     run.context.step = step
     if run.ranks.main:
-        print(f"resumed after step {step} from {path}")
-        for old in discard_after(run.folder, step):
-            print(f"removed {old}, which comes after it")
-        (run.folder / "after.jsonl").unlink(missing_ok=True)
+        print(f"resumed after step {step} from {path}, which {about['ranks']} rank(s) wrote")
+        discard_after(run.folder, step)
         files.write_rows(run.folder / "metrics.jsonl", metrics)
         files.write_rows(run.folder / "samples.jsonl", samples)
         write_config(run.config, run.folder)
@@ -111,11 +109,6 @@ def load(path: Path, run: Run) -> None:
     Every rank must call it. Raises BadInput.
     """
     about = files.read_json(path / "complete.json")
-    if about["ranks"] != run.ranks.world and run.ranks.main:
-        print(
-            f"checkpoint of {about['ranks']} ranks, now {run.ranks.world}: other random numbers "
-            "from here on"
-        )
     with bad_input_on_error(f"--resume {path}", "give another checkpoint of this run"):
         with plain_errors():
             reader = dcp.HuggingFaceStorageReader(str(path / "state"))
@@ -145,18 +138,18 @@ def checksum_of(state: dict[str, Tensor]) -> int:
     return sum(int(checksum(full(tensor), 0)) for tensor in state.values())
 
 
-def discard_after(run: Path, step: int) -> list[Path]:
-    """Remove and return checkpoints of later steps: a run that resumes from `step` writes its own.
+def discard_after(run: Path, step: int) -> None:
+    """Remove what a run has written after `step`, as it will write its own, and all drafts.
 
-    Drafts go, too. Models that `--keep-models` has left stay.
+    Models that `--keep-models` has left stay.
     """
-    later = [path for path in files.checkpoints_of(run) if files.step_of(path) > step]
+    (run / "after.jsonl").unlink(missing_ok=True)
     for path in files.steps_of(run):
         if files.step_of(path) > step:
+            print(f"removing {path}, which comes after it")
             remove(path)
     for draft in (run / "checkpoints").glob(".writing-*"):
         shutil.rmtree(draft)
-    return later
 
 
 def remove(folder: Path, keep_model: bool = False) -> None:

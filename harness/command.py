@@ -91,10 +91,8 @@ def on_machine(config: AnyMachine, half: bool = True) -> AnyMachine:
     dtype = config.dtype
     if device == "auto":
         device = "cuda" if gpus else "cpu"
-    if device == "cuda" and not gpus:
-        raise BadInput("--device cuda: torch sees no CUDA device; use --device cpu")
-    if device == "cuda" and config.ranks > gpus:
-        raise BadInput(f"--ranks {config.ranks}: torch sees {gpus} GPUs; lower it")
+    if device == "cuda" and gpus < max(1, config.ranks):
+        raise BadInput(f"--device cuda: torch sees {gpus} GPUs; use --device cpu or fewer --ranks")
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" and half else "float32"
     return replace(config, device=device, dtype=dtype)

@@ -95,12 +95,7 @@ def launch(count: int, script: str, argv: Sequence[str] | None) -> int:
             "-u", script, *(sys.argv[1:] if argv is None else argv)
         )
     except ChildFailedError as error:
-        rank, failure = error.get_first_failure()
-        if failure.exitcode not in (2, 130):  # ranks report bad input and Ctrl-C themselves
-            print(
-                f"rank {rank} failed with status {failure.exitcode}; the others were ended",
-                file=sys.stderr,
-            )
+        _, failure = error.get_first_failure()
         return failure.exitcode if failure.exitcode > 0 else 1
     except (SignalException, KeyboardInterrupt):
         return 130

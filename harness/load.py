@@ -101,10 +101,9 @@ def describe(config: Config, ranks: Ranks, task: Task, model: PreTrainedModel) -
     """The plan's lines on machine, model and problems."""
     name = config.model or "made here"
     notes = [
-        f"{ranks.world} rank(s) on {config.device}, weights and optimizer float32, compute "
-        f"{config.dtype}, {torch.get_num_threads()} CPU threads each",
-        f"model {name}: {type(model).__name__}, {model.num_parameters():,} parameters, context "
-        f"{models.context_of(model)}",
+        f"{ranks.world} rank(s) on {config.device}, compute {config.dtype}, "
+        f"{torch.get_num_threads()} CPU threads each",
+        f"model {name}: {type(model).__name__}, {model.num_parameters():,} parameters",
         f"{len(task.train)} problems to train on, {len(task.heldout)} held out",
     ]
     if config.data:

@@ -44,6 +44,12 @@ COLUMNS = (
     ("gnorm", "grad_norm", "7.3f"),
     ("s/step", "s_per_step", "7.1f"),
 )
+# Rows of a held-out table: how well credit finds the true first error, as an AUC. It is the share of
+# pairs of tokens in which the later one has the larger weight.
+AUCS = {
+    "auc": "later tokens outweigh those before the first error",
+    "auc_position": "  how often position alone would do that",
+}
 RARE = "infra_errors", "skipped", "sign_changes", "replaced"  # shown where they are not 0
 
 
@@ -165,20 +171,14 @@ def notes_of(metrics: dict, config: Config) -> list[str]:
     notes = []
     if metrics["equal_groups"] == 1:
         notes.append(
-            f"WARNING: the rewards of each group are equal, so nothing is learned: "
+            "WARNING: rewards are equal in each group, so nothing is learned: "
             f"{metrics['truncated']:.0%} of responses are cut off (raise --max-tokens), "
-            f"{metrics['no_answer']:.0%} have no answer (change --template); otherwise change the "
-            "problems or the model: docs/faq.md"
+            f"{metrics['no_answer']:.0%} have no answer (change --template): docs/faq.md"
         )
     if config.method != "shear":
         return notes
-    length = metrics["length"]
-    spans = len(span_bounds(int(length), config.window, config.stride))
-    if spans == 1:
-        notes.append(
-            f"WARNING: responses of {length:.0f} tokens have one span of {config.window}: all "
-            "tokens of a response get one weight; lower --window"
-        )
+    if len(span_bounds(int(metrics["length"]), config.window, config.stride)) == 1:
+        notes.append("WARNING: one span per response, so one weight for all tokens: lower --window")
     if "nbar" in metrics:  # some group is mixed
         floor = metrics["eps_over_nbar"] * math.log(config.window)
         note = f"nbar {metrics['nbar']:.3g}: equal spans are up to {floor:.2f} of it apart"
@@ -241,31 +241,21 @@ def results_of(found: dict) -> dict[str, str]:
     for name in ("greedy", "sampled"):
         shown[f"right answers, {name}"] = percent(*found[name][:2])
     if "localisation" in found:  # empty without a mixed group
-        place = found["localisation"]
-        shown["tokens from the first error on outweigh earlier ones"] = auc_in_percent(place, "auc")
-        shown["  how often position alone would do that"] = auc_in_percent(place, "auc_position")
+        for name, title in AUCS.items():
+            shown[title] = percent(files.with_nan(found["localisation"].get(name)))
     return shown
 
 
-def auc_in_percent(place: dict, name: str) -> str:
-    """The share of pairs of tokens in which the later one outweighs the earlier one."""
-    return percent(files.with_nan(place.get(name)))
+def print_results(**columns: dict) -> None:
+    """Print a table of evaluations, whose names are its titles."""
+    results = {name: results_of(found) for name, found in columns.items()}
+    print(f"\n{'held out, %':54}" + "".join(name.rjust(14) for name in results))
+    for title in next(iter(results.values())):
+        print(f"{title:54}" + "".join(shown[title].rjust(14) for shown in results.values()))
 
 
-def print_before(before: dict) -> None:
-    """Print the evaluation before training."""
-    print("held out, before training, %")
-    for title, value in results_of(before).items():
-        say(f"{title}: {value}")
-
-
-def print_after(run: Run, before: dict, after: dict) -> None:
-    """Print the change by training, and name the next commands."""
-    first = results_of(before)
-    last = results_of(after)
-    print(f"\n{'held out, %':52}{'before':>14}{'after':>14}")
-    for title in first:
-        print(f"{title:52}{first[title]:>14}{last[title]:>14}")
+def print_end(run: Run, after: dict) -> None:
+    """Print a worked example, and the next commands."""
     if after.get("example"):
         print(f"\na wrong rollout, with the mean {run.config.method} weight of each line:")
         print("\n".join(after["example"]))

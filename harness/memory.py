@@ -79,9 +79,8 @@ def memory_notes(model: PreTrainedModel, config: Config, ranks: Ranks) -> list[s
     disk = checkpoint_gb(model, config)
     free = free_gb(Path(config.out))
     notes = [
-        f"memory per rank, predicted: {stay:.1f} GB stay, {stay + gradients:.1f} GB and activations "
-        f"in training, of {room:.0f} GB",
-        f"a checkpoint takes {disk:.3g} GB; {config.keep} stay, of {free:.0f} GB free",
+        f"memory per rank: {stay:.1f} GB stay, {stay + gradients:.1f} GB and activations in "
+        f"training, of {room:.0f} GB; a checkpoint takes {disk:.3g} GB of the disk's {free:.0f} GB"
     ]
     if stay + gradients > room:
         notes.append("WARNING: memory is too small; use more GPUs, or a smaller model")

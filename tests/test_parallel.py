@@ -162,14 +162,13 @@ def test_a_step_on_two_ranks_and_one_more_are_two(two):
     assert AutoModelForCausalLM.from_pretrained(folder / "parts" / "model")
 
 
-def test_one_rank_goes_on_from_a_checkpoint_of_two(two, capsys):
-    """Weights and moments are equal to the bit; a note says that random numbers now differ."""
+def test_one_rank_goes_on_from_a_checkpoint_of_two(two):
+    """Weights and moments are equal to the bit."""
     path, _ = files.find_checkpoint(two[0] / "parts")
     model = toy.make_model(1, seed=5)
     optimizer = torch.optim.AdamW(model.parameters())
     run = SimpleNamespace(trained=Policy(model), optimizer=optimizer, ranks=ALONE)
     checkpoint.load(path, run)
-    assert "checkpoint of 2 ranks, now 1" in capsys.readouterr().out
     saved = load_file(path / "model" / "model.safetensors")
     parts = [load_file(part) for part in sorted((path / "state").iterdir())]
     for name, weight in model.named_parameters():
@@ -198,22 +197,18 @@ def test_more_ranks_than_work_are_refused(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "end, status, said",
+    "end, status",
     [
-        ("raise SystemExit(2)", 2, ""),
-        ("raise SystemExit(130)", 130, ""),
-        ("os.kill(os.getpid(), 9)", 1, "rank 1 failed with status -9; the others were ended\n"),
+        ("raise SystemExit(2)", 2),
+        ("raise SystemExit(130)", 130),
+        ("os.kill(os.getpid(), 9)", 1),
     ],
 )
-def test_a_rank_that_fails_ends_the_others(end, status, said, tmp_path, capsys):
-    """The launcher ends rank 0, which would wait for hours.
-
-    It adds no message to the status of bad input or Ctrl-C, which have their own.
-    """
+def test_a_rank_that_fails_ends_the_others(end, status, tmp_path):
+    """The launcher ends rank 0, which would wait for hours."""
     script = tmp_path / "script.py"
     script.write_text(f"import os, time\nif os.environ['RANK'] == '1': {end}\ntime.sleep(7200)")
     assert fsdp.launch(2, str(script), []) == status
-    assert capsys.readouterr().err == said
 
 
 @pytest.mark.parametrize("fields, patience", [(["shutdown_timeout"], 86_400), ([], None)])

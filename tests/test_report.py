@@ -174,9 +174,9 @@ def test_the_header_repeats(shown, repeats, logged, capsys):
         (
             "--method grpo",
             dict(equal_groups=1.0, no_answer=0.0),
-            "the rewards of each group are equal",
+            "rewards are equal in each group",
         ),
-        ("", dict(length=12.0), "responses of 12 tokens have one span of 12"),
+        ("", dict(length=12.0), "one span per response"),
         ("", dict(nbar=13.0, eps_over_nbar=0.5, weight_mean=0.9), "lower --eps, or --window"),
         ("", dict(nbar=13.0, eps_over_nbar=0.05, weight_mean=0.9), ""),
         ("--method grpo", dict(length=12.0), ""),
@@ -217,9 +217,10 @@ def test_the_end_compares_with_the_start(logged, monkeypatch, capsys):
     first, last = files.read_lines(logged.folder / "metrics.jsonl")
     assert first.keys() == {"before"} and last.keys() == {"after"}
     assert "samples" not in last["after"]
-    log.print_before(BEFORE)
-    assert "greedy: 34.4 ± 2.1\n" in capsys.readouterr().out
-    log.print_after(logged, BEFORE, after)
+    log.print_results(before=BEFORE)
+    assert "greedy" in capsys.readouterr().out
+    log.print_results(before=BEFORE, after=after)
+    log.print_end(logged, after)
     _, titles, greedy, sampled, credit, position, *rest = capsys.readouterr().out.split("\n")
     assert titles.split()[-2:] == ["before", "after"]
     assert greedy.split()[-6:] == ["34.4", "±", "2.1", "89.3", "±", "1.4"]

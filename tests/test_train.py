@@ -336,7 +336,7 @@ def test_code_problems_train_and_infra_errors_are_counted(
         f"infra_errors {metrics['infra_errors']}",
         "1 problems dropped",
         "WARNING: 1 problem(s) held out are trained on, too",
-        "the rewards of each group are equal, so nothing is learned",
+        "rewards are equal in each group, so nothing is learned",
         "a pass over --data takes",
     ):
         assert words in printed
