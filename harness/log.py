@@ -44,8 +44,8 @@ COLUMNS = (
     ("gnorm", "grad_norm", "7.3f"),
     ("s/step", "s_per_step", "7.1f"),
 )
-# Rows of a held-out table: how well credit finds the true first error, as an AUC. It is the share of
-# pairs of tokens in which the later one has the larger weight.
+# Rows of a held-out table: how well credit finds the true first error, as an AUC: the share of pairs
+# of tokens in which the later one has the larger weight.
 AUCS = {
     "auc": "later tokens outweigh those before the first error",
     "auc_position": "  how often position alone would do that",
