@@ -50,7 +50,6 @@ ROW = (
 RARE = {
     "infra_errors": "infra",
     "skipped": "skipped",
-    "sign_changes": "flip",
     "replaced": "replaced",
 }
 

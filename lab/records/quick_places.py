@@ -21,13 +21,13 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from credit.measures import localisation
 from grpo import cat_padded
 from harness import files, fsdp
 from harness.load import load_run
 from lab.studies.advantages import FOLDS, jackknife_half, measure_place, weights_of
 from lab.studies.needs import settings_of_run
 from lab.studies.prefixes import Prefixes, context_at_start, score_group
+from lab.studies.where import localisation
 
 METHODS = ["shear", "own-side", "position"]
 

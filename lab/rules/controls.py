@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context, effective_weights
-from credit.measures import group_moments, positions
+from credit.measures import positions
 from credit.rules import find, rule, shear, weigh
+from lab.tools.moments import group_moments
 from shear import mean_norm
 from tasks.errors import BadInput
 

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context
-from credit.measures import group_moments
 from credit.rules import rule
 from lab.rules.oar import needs_box
 from lab.tools import reward_model
+from lab.tools.moments import group_moments
 from lab.tools.teacher import load_for
 
 if TYPE_CHECKING:

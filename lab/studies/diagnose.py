@@ -192,7 +192,7 @@ def read_all(groups: list[Prefixes], context: Context, out: Path) -> tuple[list[
         batch = score_group(group, context)
         weights = {method: weights_of(batch, context, method) for method in methods}
         closest.append(closest_in(batch, context))
-        of_group = sample_rows(0, context.tokenizer, context.task, batch, weights)
+        of_group = sample_rows(0, context.tokenizer, context.task, batch, weights, group=0)
         for row, spans in zip(of_group, closest[-1], strict=True):
             row["spans"] = [span._replace(distance=round(span.distance, 4)) for span in spans]
         rows += of_group
