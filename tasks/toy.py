@@ -70,8 +70,7 @@ Definition = tuple[str, str, str]  # left operand, operator, right operand
 MISCONCEPTION = 0.55  # chance that a demonstration does * as +, with up to FEW lines
 SLIP = 0.05  # chance of another mistake in any other line
 BATCH = 32  # demonstrations in a batch of supervised learning
-HINT = "\\boxed{{{}}}\n"  # how a prompt tells the answer
-HINT_TOKENS = 4
+HINT_TOKENS = 4  # of a prompt that tells the answer
 
 
 def task(
@@ -104,9 +103,6 @@ def task(
         itemgetter("problem"),
         grader("math", grading.grade_timeout, grading.sandbox),
         first_error=first_error,
-        step_end="\n",
-        hint=HINT,
-        solved="{}\n",
         lessons=partial(warm_up, lines=lines, seed=seed),
     ), []
 

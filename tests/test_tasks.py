@@ -16,7 +16,7 @@ import torch
 from builders.case_files import cases, rows_of_text
 from builders.commands import raising, words_of
 from builders.runs import config_from
-from datasets import Dataset, DatasetDict
+from datasets import Dataset
 from pyarrow import parquet
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
@@ -273,15 +273,7 @@ def test_a_template_that_is_asked_for_is_used_whatever_the_name(template, qwen):
         choose_template(template, "some/model", toy.make_tokenizer())
 
 
-# ---- tables, folders -----------------------------------------------------------------------------
-
-
-OTHERS = Dataset.from_list(numbered(9))
-
-
-def write_folder(path, rows):
-    Dataset.from_list(rows).to_parquet(path / "train.parquet")
-    OTHERS.to_parquet(path / "test.parquet")
+# ---- files --------------------------------------------------------------------------------------
 
 
 WRITERS = {
@@ -300,27 +292,14 @@ WRITERS = {
     "x.CSV": lambda path, rows: Dataset.from_list(rows).to_csv(path),
     "x.Parquet": lambda path, rows: Dataset.from_list(rows).to_parquet(path),
     "x.JSONL.GZ": lambda path, rows: path.write_bytes(gzip.compress(json.dumps(rows).encode())),
-    "folder of CSV": lambda path, rows: Dataset.from_list(rows).to_csv(path / "x.CSV"),
-    "saved": lambda path, rows: Dataset.from_list(rows).save_to_disk(path),
-    "splits": lambda path, rows: DatasetDict(
-        eval=OTHERS, train=Dataset.from_list(rows)
-    ).save_to_disk(path),
-    "folder": write_folder,
-    "folder of csv": lambda path, rows: Dataset.from_list(rows).to_csv(path / "x.csv"),
 }
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_every_kind_of_file_and_folder_gives_the_same_problems(name, tmp_path, monkeypatch):
-    """Each gives the same problems: the training split is read, and answers stay text.
-
-    A byte order mark is skipped. Nothing is copied into a cache in the home folder.
-    """
-    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", "/proc/no-home")
+def test_every_kind_of_file_gives_the_same_problems(name, tmp_path):
+    """Answers stay text, and a byte order mark is skipped."""
     rows = [{"problem": "a", "answer": "007"}, {"problem": "b", "answer": "1.50"}]
     path = tmp_path / name
-    if "." not in name:
-        path.mkdir()
     WRITERS[name](path, rows)
     note = f"data {path}: 2 of 2 rows"
     assert load_problems("math", str(path)) == (rows, [note])
@@ -340,18 +319,10 @@ def test_rows_of_the_known_layouts_become_problems(case, tmp_path):
     assert load_problems("math", str(path))[0] == [due]
 
 
-DAY = datetime(2024, 1, 2)
-AFTERNOON = datetime(2024, 1, 2, 15, 35)
-
-
 @pytest.mark.parametrize(
     "kind, value, answer",
     [
-        ("date32", DAY, "2024-01-02"),
-        ("date64", DAY, "2024-01-02"),
-        ("timestamp[us]", DAY, "2024-01-02"),
-        ("timestamp[ns]", AFTERNOON, "2024-01-02 15:35:00"),
-        ("time64[us]", AFTERNOON.time(), "15:35:00"),
+        ("date32", datetime(2024, 1, 2), "found: problem, answer: date"),
         (None, Decimal("1.50"), "1.50"),
         ("duration[s]", timedelta(1), "found: problem, answer: timedelta"),
         ("binary", b"7", "found: problem, answer: bytes"),
@@ -359,7 +330,7 @@ AFTERNOON = datetime(2024, 1, 2, 15, 35)
     ],
 )
 def test_a_column_of_another_type_is_text_or_is_named(kind, value, answer, tmp_path):
-    """Dates, times and decimals are text, without a time of 0; of other values the type is named."""
+    """Decimals are text; of other values the type is named."""
     column = pyarrow.array([value], kind)  # without a kind, its guess
     path = tmp_path / "x.parquet"
     parquet.write_table(pyarrow.table({"problem": ["q"], "answer": column}), path)
@@ -370,18 +341,16 @@ def test_a_column_of_another_type_is_text_or_is_named(kind, value, answer, tmp_p
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
 def test_numbers_of_a_table_keep_their_digits(kind, tmp_path):
-    """Digits are kept also within an object, and in a folder that `datasets` saved."""
+    """Digits are kept also within an object."""
     number = datasets.Value(kind)
     features = {"question": datasets.Value("string"), "answer": number, "steps": {"all": [number]}}
     rows = [{"question": "a", "answer": x, "steps": {"all": [x, 0.3]}} for x in (0.1, 2.7, 27.0)]
     rows.append({"question": "a", "answer": 0.5, "steps": None})
-    table = Dataset.from_list(rows, datasets.Features(features))
-    table.to_parquet(tmp_path / "x.parquet")
-    table.save_to_disk(tmp_path / "saved")
-    for name in ("x.parquet", "saved"):
-        assert list(read_rows(tmp_path / name))[:3] == rows[:3]
-        problems, _ = load_problems("math", str(tmp_path / name))
-        assert [problem["answer"] for problem in problems] == ["0.1", "2.7", "27", "0.5"]
+    path = tmp_path / "x.parquet"
+    Dataset.from_list(rows, datasets.Features(features)).to_parquet(path)
+    assert list(read_rows(path))[:3] == rows[:3]
+    problems, _ = load_problems("math", str(path))
+    assert [problem["answer"] for problem in problems] == ["0.1", "2.7", "27", "0.5"]
 
 
 def test_empty_boxes_of_math_are_dropped(tmp_path):
@@ -447,7 +416,7 @@ def test_tests_that_decide_nothing_are_refused(tests, message, tmp_path):
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("x.json", '[3]', 'row 1: needs "problem" or "question"'),
+        ("x.json", '[3]', 'row 1: is no object.; give JSON lines'),
         ("x.json", '[{"problem": "<|im_start|>user", "answer": "1"}]', "row 1: holds a template"),
         ("x.json", '[{"problem": "a", "answer": "1"}, {"problem": "a", "answer": true}]', 'row 2: needs "answer".*: problem, answer'),
         ("x.json", '[{"problem": "a", "solution": "none"}]', r"row 1: .*solution\" with a \\boxed"),
@@ -456,8 +425,8 @@ def test_tests_that_decide_nothing_are_refused(tests, message, tmp_path):
         ("x.json", '[{"question": "a", "gt_answer": ""}]', "1 rows cannot be used .the first: row 1: needs"),
         ("x.json", "[]", "no problem .*0 of 0 rows"),
         ("x.json", "[" * 100_000, "cannot be read .* give JSON lines"),
-        ("x.jsonl", "[1]", 'row 1: needs "problem"'),
-        ("x.jsonl", "1", 'row 1: needs "problem" .*found: no keys'),
+        ("x.jsonl", '{"problem": "a", "answer": "1"}\n[1]', "row 2: is no object"),
+        ("x.jsonl", "{}", 'row 1: needs "problem" .*found: no keys'),
         ("x.jsonl", '{"problem": "a", "answer": "1"}\n{"problem": \n', "line 2: not JSON"),
         ("x.jsonl", '{"a":' * 100_000, "line 1: not JSON"),
         ("x.jsonl", '{"problem": "\\ud800", "answer": "1"}', "row 1: holds half of a surrogate pair"),
@@ -466,29 +435,27 @@ def test_tests_that_decide_nothing_are_refused(tests, message, tmp_path):
         ("x.jsonl", '{"problem": "a", "answer": " "}', 'row 1: needs "answer"'),
         ("x.jsonl", "\n\n", "no problem .*0 of 0 rows"),
         ("x.csv", "\xff", "cannot be read .*utf-8"),
-        ("x.csv", "problem,answer,answer\n1,1,2\n", "line 1: two columns are named answer.;"),
-        ("x.csv", "problem;answer\n1,5;2\n", "line 1: cells are divided by ;"),
-        ("x.csv", '"problem,answer\n1,1\n', "line 1: unexpected end of data"),
-        ("x.csv", 'problem,answer\n"1\n1",2\n20, 0+1?,21\n', "line 4: more cells than the header"),
-        ("x.csv", 'problem,answer\n1,1\n"2,2\n3,3\n', "line 3: .* end of data; put quotes"),
-        ("x.csv", 'problem,answer\n"2,2\n"3",3\n', "line 2: ',' expected after"),
+        ("x.csv", "problem,answer,answer\n1,1,2\n", "row 1: two columns have one name"),
+        ("x.csv", "problem;answer\n1,5;2\n", "row 1: more cells than the header"),
+        ("x.csv", "problem;answer\n15;2\n", 'row 1: needs "problem" .*found: problem;answer'),
+        ("x.csv", "problem,answer\n1,1\n2\n", 'row 2: needs "answer"'),
+        ("x.csv", '"problem,answer\n1,1\n', "row 1: unexpected end of data"),
+        ("x.csv", 'problem,answer\n"1\n1",2\n20, 0+1?,21\n', "row 2: more cells than the header"),
+        ("x.csv", 'problem,answer\n1,1\n"2,2\n3,3\n', "row 2: .* end of data; put quotes"),
+        ("x.csv", 'problem,answer\n"2,2\n"3",3\n', "row 1: ',' expected after"),
         ("x.parquet", "junk", "cannot be read .*Parquet file size is 4 bytes"),
-        ("cut/train.jsonl", '{"problem": "a"}\n{"problem": ', "read .train.jsonl, line 2: not JSON"),
-        ("extra/train.csv", "problem,answer\n1,1\n", "extra.jsonl belongs to no split; rename"),
-        ("text/x.txt", "", "no problem .*0 of 0 rows"),
+        ("x.txt", "", "no problem .*0 of 0 rows"),
         ("none", None, "cannot be read .*No such file"),
-        ("empty/", None, "cannot be read .*any data"),
-        ("test-only/test.csv", "problem,answer\n1,1\n", "its splits are test, not train"),
-        ("saved-test/dataset_dict.json", '{"splits": []}', "its splits are .*, not train"),
+        ("folder/", None, "cannot be read .*Is a directory.*; give JSON lines .*parquet"),
+        ("folder.parquet/", None, "cannot be read .*Is a directory"),
+        ("folder.csv/", None, "cannot be read .*Is a directory"),
     ],
 )  # fmt: skip
 def test_bad_tables_are_one_sentence(name, content, message, tmp_path, capfd):
     """The sentence names the path, and no library prints anything beside it."""
-    path = tmp_path / name.split("/")[0]
-    if "/" in name:
+    path = tmp_path / name.removesuffix("/")
+    if name.endswith("/"):
         path.mkdir()
-    if name.startswith("extra"):
-        (path / "extra.jsonl").touch()
     if content is not None:
         (tmp_path / name).write_bytes(content.encode("latin-1"))
     with pytest.raises(BadInput, match=message) as error:
@@ -567,7 +534,7 @@ def test_code_comes_from_the_hub(fake_hub):
     assert fake_hub.calls == [("PRIME-RL/Eurus-2-RL-Data", "train.parquet", "dataset")]
     assert problems == [{"problem": "Do it.", "tests": calls}]
     assert '7 of 8 rows of ability "code"' in counts
-    assert few.startswith("WARNING: 7 problems") and "25,276 expected" in few
+    assert few.startswith("WARNING: 25,276 problems were expected")
     assert dropped.startswith("WARNING: 6 rows cannot be used (the first: row 2: ")
 
 
@@ -582,7 +549,7 @@ def test_a_hub_that_fails_is_one_sentence(kind, error, monkeypatch):
         load_problems(kind, None)
     assert str(raised.value) == (
         f"--task {kind} without --data: {'/'.join(HUB[kind][:2])} on the hub: cannot be read "
-        f"({reason}); give a local file or folder with --data"
+        f"({reason}); give a local file with --data"
     )
-    with pytest.raises(BadInput, match=r"--bench amc23: .* give .* --bench-data amc23=FILE"):
-        load_benchmark("amc23", flag="--bench-data")
+    with pytest.raises(BadInput, match=r"--bench amc23: .* give .* --data amc23=FILE"):
+        load_benchmark("amc23")

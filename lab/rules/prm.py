@@ -15,6 +15,8 @@ from lab.tools.teacher import load_for
 if TYPE_CHECKING:
     from harness.run import Run
 
+LINES = "embedded", "words"  # tasks in which each line is a step; elsewhere a paragraph is
+
 
 def load(run: "Run", *, model: str = "", **options: object) -> None:
     """Load the reward model of a folder or hub id, or teach the embedded task's own one.
@@ -33,7 +35,7 @@ def step_scores(batch: Batch, context: Context) -> list[tuple[Tensor, Tensor]]:
         questions,
         batch.rollouts,
         context.tokenizer,
-        context.task.step_end,
+        "\n" if context.task.name in LINES else "\n\n",
         context.micro_tokens,
     )
 

@@ -91,7 +91,7 @@ from lab.tools.spans import closest_in
 from lab.tools.teacher import load_for
 from tasks.errors import BadInput
 from tasks.plug import look_up, use
-from tasks.problems import empty_task
+from tasks.problems import math
 
 # Flags of train.py that are useless here.
 REFUSED = "method name resume ranks use"
@@ -210,7 +210,7 @@ def from_file(
     assert flags.rollouts and config.model  # --rollouts is of task math, which needs --model
     tokenizer = load_tokenizer("--model", config.model)
     origin = files.origin_of(config.model)
-    task, _ = empty_task("math", config.problems, config.grading, tokenizer, origin)
+    task, _ = math(config.problems, config.grading, config.seed, tokenizer, origin, problems=[])
     groups = read_solutions(flags.rollouts, config.shear, task, tokenizer)
     model = load_model(config.model, ranks.device, tokenizer).eval()
     round_weights(model, getattr(torch, config.machine.dtype))

@@ -9,7 +9,6 @@ Left out: several ranks (one teaches, the others get its weights).
 import random
 from collections.abc import Callable
 from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -17,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo import Policy, Rollouts, pad_left, token_ids
 from lab.fast.packing import packing_of
+from rewards import last_box
 from tasks.errors import BadInput
 from tasks.lessons import demonstrate_batch, pad_right, teach
 
@@ -45,8 +45,14 @@ def lessons_by_solutions(context: "Context") -> Callable[..., float]:
         tokenizer=context.tokenizer,
         prompt=task.prompt,
         make=partial(random.Random(f"lessons {context.seed}").choice, solved),
-        show=itemgetter("solution"),
+        show=with_box,
     )
+
+
+def with_box(problem: dict) -> str:
+    """What a lesson shows: the solution, with the answer in a box below it if it has none."""
+    solution = problem["solution"]
+    return solution if last_box(solution) else f"{solution}\n\\boxed{{{problem['answer']}}}"
 
 
 def imitate(

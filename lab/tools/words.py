@@ -102,13 +102,12 @@ def task(
     Raises BadInput.
     """
     rng = random.Random(f"demonstrations {seed}")
-    plain, note = problems.empty_task("math", settings, grading, tokenizer, model_name)
+    made = make_problems(MADE_PROBLEMS + settings.heldout, seed)
+    plain, notes = problems.math(settings, grading, seed, tokenizer, model_name, problems=made)
     return replace(
         plain,
         name="words",
-        train=make_problems(MADE_PROBLEMS + settings.heldout, seed),
         first_error=first_error,
-        step_end="\n",
         lessons=partial(
             imitate,
             tokenizer=tokenizer,
@@ -116,7 +115,7 @@ def task(
             make=partial(make_problem, rng),
             show=partial(demonstrate, rng=rng),
         ),
-    ), [note]
+    ), notes
 
 
 def make_problem(rng: random.Random) -> dict:
