@@ -29,8 +29,8 @@ from harness.tables import percent
 from rewards import Verdict, rewards_of
 from shear import span_bounds
 from tasks.errors import printable
-from tasks.lessons import SILENCE
 from tasks.plug import has_lab
+from tasks.toy import SILENCE
 
 WIDTH = 88  # columns of what is printed; only a path may force more
 HEADER_EVERY = 20  # rows of steps

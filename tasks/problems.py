@@ -49,7 +49,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
@@ -66,7 +66,6 @@ from rewards import (
     without_copies,
 )
 from tasks.errors import BadInput, bad_input_on_error
-from tasks.lessons import FirstError
 from tasks.reward import load_reward
 from tasks.rows import SURROGATE, from_file, from_hub, lacks
 from tasks.settings import Grading, Problems
@@ -98,6 +97,15 @@ FIXED_DAY += " }}{% endmacro +%}"
 # TeX's \boxed 2: up to the next space or the end of the formula, without a full stop
 UNBRACED = re.compile(r"\\boxed(?![a-zA-Z])\s*+([^\s{$][^\s$]*?)[.,;]*(?=\s|\$|\\[)\]]|\Z)")
 LEVELS = re.compile(r"(None)?|\D*[345](\.0)?")  # none, 4, "4", "Level 4"; not "Level ?"
+
+
+class FirstError(NamedTuple):
+    """The first wrong step of a response."""
+
+    token: int  # index in the response's tokens of the step's first token
+    kind: str  # what is wrong, in one of the task's words
+    end: int  # index after the step's last token
+    wrong: int  # index of the first token that is wrong
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ from harness.files import read_lines
 from harness.run import Run
 from rewards import Verdict
 from shear import Weighed, shear_weights
-from tasks import lessons, toy
+from tasks import toy
 from tasks.errors import RunFailed
 from tasks.problems import Task
 
@@ -128,7 +128,7 @@ def test_the_default_of_generate_batch_is_decided_once(tmp_path, quick, monkeypa
 
 def test_a_log_has_lines_while_nothing_else_is_printed(tmp_path, monkeypatch, capsys):
     """They tell of the warm-up, and of both evaluations with the number of tokens at most."""
-    for module in (harness.log, lessons):
+    for module in (harness.log, toy):
         monkeypatch.setattr(module, "SILENCE", 0)
     assert run(tmp_path, QUICK, "--warmup-steps 2 --steps 1 --name run") == 0
     config = json.loads((tmp_path / "run" / "config.json").read_text())

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 import train
 from harness.files import append_rows
 from harness.load import load_run
-from tasks import lessons
+from tasks import toy
 
 SIZES = "--task own --steps 1 --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 4 "
 SIZES += "--max-tokens 9 --heldout 4 --eval-groups 1 --use lab.tools.warm_up --warmup-steps 2"
@@ -29,8 +29,8 @@ def test_lessons_show_solutions_of_what_is_trained_on(flags):
     """Each is shown with its answer in a box; held-out problems and those without never are."""
     run = load_run(config_from(flags), ALONE)
     lesson = run.parts.lessons(run.context).keywords  # of `imitate`
-    pairs = lessons.demonstrate_batch(200, lesson["make"], lesson["show"], forbidden=set())
-    shown = [(problem["problem"], solution) for problem, solution in pairs]
+    problems = [lesson["make"]() for _ in range(200)]
+    shown = [(problem["problem"], lesson["show"](problem)) for problem in problems]
     due = {f"{i}?": f"so {i}\n\\boxed{{{i}}}" for i in range(1, 10)}
     assert len(due) > len(set(shown)) and dict(shown).items() <= due.items()
     trained_on = {row["problem"] for row in run.context.task.train}
@@ -58,12 +58,11 @@ def test_an_interrupted_warm_up_is_kept(flags, tmp_path, monkeypatch, capsys):
             model.model.norm.weight.fill_(7)
         raise KeyboardInterrupt
 
-    teach = lessons.teach
     monkeypatch.setattr("lab.tools.warm_up.teach", begin)
     assert train.main([*flags, "--name", "half"]) == 130
     start = tmp_path / "half" / "start"
     assert f"take it by --model {start}" in " ".join(capsys.readouterr().err.split())
     assert (load_file(start / "model.safetensors")["model.norm.weight"] == 7).all()
-    monkeypatch.setattr("lab.tools.warm_up.teach", teach)
+    monkeypatch.setattr("lab.tools.warm_up.teach", toy.teach)
     run_well(train, flags, "--name whole")
     run_well(train, flags, "--name on --model", start)
