@@ -279,5 +279,6 @@ def embedded_set(lines: int, heldout: int, seed: int) -> Loaded:
         BENCHMARKS["embedded"],
         problems,
         source=f"toy.py: chain, {lines} lines, seed {seed}",
+        revision=f"chain-{lines}-{seed}",
         max_tokens=toy.response_tokens(lines),
     )

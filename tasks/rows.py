@@ -12,7 +12,6 @@ import csv
 import gzip
 import json
 import re
-import textwrap
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -33,8 +32,7 @@ def lacks(row: dict, needed: str) -> ValueError:
     Its message lists the keys found, with the types of values that are not text.
     """
     found = [f"{name}: {type(row[name]).__name__}".removesuffix(": str") for name in row]
-    keys = textwrap.shorten(", ".join(found), 200, placeholder=" ...")
-    return ValueError(f"needs {needed} (found: {keys or 'no keys'})")
+    return ValueError(f"needs {needed} (found: {', '.join(found)[:200] or 'no keys'})")
 
 
 # ---- local files ---------------------------------------------------------------------------------
