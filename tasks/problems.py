@@ -105,7 +105,6 @@ class FirstError(NamedTuple):
     token: int  # index in the response's tokens of the step's first token
     kind: str  # what is wrong, in one of the task's words
     end: int  # index after the step's last token
-    wrong: int  # index of the first token that is wrong
 
 
 @dataclass(frozen=True)

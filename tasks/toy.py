@@ -154,7 +154,7 @@ def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str
     """
     values = dict(DIGIT_VALUES)
     response = ""
-    definitions = _definitions(problem["problem"])
+    definitions = definitions_of(problem["problem"])
     carelessness = careless * min(1, FEW / len(definitions))
     for label, (left, op, right) in definitions.items():
         rng.randrange(1)  # always 0; without this draw a seed would not repeat recorded runs
@@ -190,50 +190,22 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
     value is not wrong again. So a response without an error has the right answer, and a wrong
     answer has an error.
     """
-    definitions = _definitions(problem["problem"])
+    definitions = definitions_of(problem["problem"])
     query = list(definitions)[-1]  # the label asked for
     values = dict(DIGIT_VALUES)
     start = 0
     for line in "".join(tokens).splitlines(keepends=True):
-        symbols = SYMBOL.findall(line)
-        end = start + len(symbols)
+        end = start + len(SYMBOL.findall(line))
         if not line.startswith(r"\boxed{"):
-            right = _right_line(line, definitions, values)
             fault = _line_fault(line, definitions, values)
+        elif line == rf"\boxed{{{values.get(query, '')}}}":
+            return None
         else:
-            right = rf"\boxed{{{values.get(query, '')}}}"
-            if line == right:
-                return None
             fault = "final" if BOX.fullmatch(line) else "format"
         if fault:
-            return FirstError(start, fault, end, wrong=start + _shared(symbols, right))
+            return FirstError(start, fault, end)
         start = end
-    # no box: wrong where it should have stood
-    return FirstError(start, "format", start + 1, wrong=start)
-
-
-def _shared(symbols: list[str], right: str) -> int:
-    """How many symbols a step shares with the right one before the first that differs."""
-    count = 0
-    for symbol, expected in zip(symbols, SYMBOL.findall(right), strict=False):
-        if symbol != expected:
-            break
-        count += 1
-    return count
-
-
-def _right_line(line: str, definitions: dict[str, Definition], values: dict[str, int]) -> str:
-    """What a line of work should have been, given its label and form; "" if nothing of it fits."""
-    label = line[0]
-    if label in values or label not in definitions:
-        return ""
-    left, op, right = definitions[label]
-    if left not in values or right not in values:
-        return ""
-    result = apply(op, values[left], values[right])
-    if SHORT_LINE.fullmatch(line):
-        return f"{label}={result}\n"
-    return f"{label}={left}{op}{right}={values[left]}{op}{values[right]}={result}\n"
+    return FirstError(start, "format", start + 1)  # no box: wrong where it should have stood
 
 
 def _line_fault(
@@ -265,7 +237,7 @@ def _line_fault(
     return None
 
 
-def _definitions(prompt: str) -> dict[str, Definition]:
+def definitions_of(prompt: str) -> dict[str, Definition]:
     """The prompt's definitions by label, in order."""
     found = re.findall(r"([a-z])=(\w)([-+*])(\w);", prompt)
     return {label: (left, op, right) for label, left, op, right in found}

@@ -83,7 +83,7 @@ def test_samples_are_of_the_first_mixed_group(step):
     right, wrong = sample_rows(6, tokenizer, task, batch, {"shear": weights}, batch.first_mixed)
     expected = {"response": RIGHT, "reason": "correct", "first_error": None}
     assert expected.items() <= right.items()
-    expected = {"response": WRONG, "score": 0.0, "first_error": (0, "arith", 12, 10), "step": 7}
+    expected = {"response": WRONG, "score": 0.0, "first_error": (0, "arith", 12), "step": 7}
     expected |= {"weights": {"shear": pytest.approx([0.1] * 12 + [0.9] * 4)}}
     assert {name: wrong[name] for name in expected} == expected and wrong["advantage"] < 0
     assert "".join(wrong["tokens"]) == WRONG + "<eos>"

@@ -25,7 +25,7 @@ from credit.settings import Credit, Shear
 from grpo import cat_padded
 from harness.config import with_values
 from lab.studies.needs import WITH_ADAPTER, WITH_MODEL
-from lab.studies.where import around, localisation, peak, shares_by_part
+from lab.studies.where import around, localisation, peak, shares_by_part, wrong_steps
 
 FOLDS = 20  # sets of groups that the jackknife leaves out in turn; no group is split
 
@@ -44,7 +44,7 @@ def against_truth(methods: Iterable[str], context: Context, batches: list[Batch]
     -log pi, is added to the settings. What cannot be measured is printed, with the reason.
     """
     shear = context.shear
-    errors = [batch.true_errors(context.task, context.tokenizer) for batch in batches]
+    errors = [wrong_steps(batch, context) for batch in batches]
     wrong_step = torch.cat(errors)  # (B, 3)
     wrong_step = torch.where(wrong_step[:, :1] > 0, wrong_step, -1)  # a first token has none before
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)

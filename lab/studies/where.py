@@ -1,5 +1,6 @@
 """Where credit went, around the true first error: what `lab.studies.diagnose` measures.
 
+    wrong_steps            the first wrong steps of a batch, with their first wrong tokens
     localisation           how well weights separate tokens before the first error from later ones
     shares_by_part         the shares of the weight before, on and after the first wrong step
     peak, around           how far from it the largest weight lies; mean weights around a place
@@ -9,12 +10,63 @@
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+import torch
 from torch import Tensor
 
+from credit.batch import Batch, Context
 from credit.measures import auc, positions
+from credit.tokens import tokens_of
+from tasks.toy import DIGIT_VALUES, SHORT_LINE, SYMBOL, apply, definitions_of
+
+
+def wrong_steps(batch: Batch, context: Context) -> Tensor:
+    """Each wrong rollout's first wrong step, (B, 3) int64, as above.
+
+    Outside the embedded task a step's first token counts as its first wrong one.
+    """
+    places = batch.true_errors(context.task, context.tokenizer)  # (B, 2)
+    wrong = places[:, 0].clone()  # (B,)
+    if context.task.name == "embedded":
+        for row in (wrong >= 0).nonzero().flatten().tolist():
+            tokens = tokens_of(context.tokenizer, batch.rollouts, row)
+            start, end = places[row].tolist()
+            wrong[row] = first_wrong_token(batch.problem_of(row), tokens, start, end)
+    return torch.cat([places, wrong[:, None]], 1)
+
+
+def first_wrong_token(problem: dict, tokens: Sequence[str], start: int, end: int) -> int:
+    """The first token of an embedded response's wrong step that differs from the right step's."""
+    symbols = SYMBOL.findall("".join(tokens))
+    values = dict(DIGIT_VALUES)
+    for line in "".join(symbols[:start]).splitlines():  # right ones: label, work and result
+        values[line[0]] = int(line[-1])
+    step = symbols[start:end]
+    right = SYMBOL.findall(right_step("".join(step), problem, values))
+    shared = 0
+    while shared < min(len(step), len(right)) and step[shared] == right[shared]:
+        shared += 1
+    return start + shared
+
+
+def right_step(step: str, problem: dict, values: dict[str, int]) -> str:
+    """What a step should have been, given its label and form; "" if nothing of it fits."""
+    definitions = definitions_of(problem["problem"])
+    label = step[:1]
+    if step.startswith(r"\boxed{"):
+        return rf"\boxed{{{values.get(list(definitions)[-1], '')}}}"
+    if label in values or label not in definitions:
+        return ""
+    left, op, right = definitions[label]
+    if left not in values or right not in values:
+        return ""
+    result = apply(op, values[left], values[right])
+    if SHORT_LINE.fullmatch(step):
+        return f"{label}={result}\n"
+    return f"{label}={left}{op}{right}={values[left]}{op}{values[right]}={result}\n"
 
 
 def localisation(

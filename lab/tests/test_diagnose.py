@@ -357,7 +357,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     # count: say that it starts later in some
     def first_error(problem, text):
         start = 4 * (text[-2] in "02468")
-        return toy.FirstError(start, "arith", 12, start)
+        return toy.FirstError(start, "arith", 12)
 
     monkeypatch.setattr(toy, "first_error", first_error)
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=2))

@@ -50,10 +50,10 @@ def test_the_curve_is_drawn_from_what_a_run_has_written(ended, tmp_path, monkeyp
         rows.append({"after": BEFORE | {"greedy": (0.5, 0.1, 512)}})
     files.write_json(tmp_path / "config.json", RUN)
     files.append_rows(tmp_path / "metrics.jsonl", rows)
-    wrong = {"step": 2, "score": 0, "advantage": -1, "first_error": [1, "copy", 2, 1]}
+    wrong = {"step": 2, "score": 0, "advantage": -1, "first_error": [1, "copy", 2]}
     samples = [wrong | {"weights": {"shear": weights}} for weights in ([0.1, 0.4], [0.1, 0.3, 0.2])]
     samples += [samples[0] | other for other in ({"first_error": None}, {"advantage": 0})]
-    samples.append(samples[0] | {"step": 3, "first_error": [0, "copy", 2, 1]})
+    samples.append(samples[0] | {"step": 3, "first_error": [0, "copy", 2]})
     files.append_rows(tmp_path / "samples.jsonl", samples)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "rew')  # as a run leaves it that writes just now

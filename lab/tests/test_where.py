@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from lab.studies.where import localisation, weight_by_side
+from lab.studies.where import first_wrong_token, localisation, weight_by_side
+from tasks import toy
 
 
 def test_localisation_against_written_out_numbers():
@@ -124,3 +125,32 @@ def test_localisation_without_anything_to_locate_is_none():
         places = torch.tensor([place] * 2)
         assert localisation(weights, mask, places) is None
         assert math.isnan(weight_by_side(weights, mask, places[:, 0])["weight_before"])
+
+
+PROBLEM = {"problem": "a=3-6;b=3+a;c=b*7;c?\n", "answer": "0"}
+RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\nc=b*7=0*7=0\n\\boxed{0}"
+
+
+@pytest.mark.parametrize(
+    "old, new, wrong",
+    [
+        ("=3-6=7", "=3-6=8", 10),
+        ("=3+7=0", "=3+7=1", 22),
+        ("=3+7=0", "=3+8=1", 20),
+        ("=3+7=0", "=3-7=6", 19),
+        ("b=3+a=", "b=4+a=", 14),
+        ("c=b*7=0*7=0\n", "b=3+a=3+7=0\n", 24),
+        ("a=3-6=3-6=7\n", "", 0),
+        ("c=b*7=0*7=0", "c=b*7=0*7", 33),
+        ("boxed{0}", "boxed{1}", 37),
+        ("boxed{0}", "boxed{0}\n", 39),
+        ("\\boxed{0}", "", 36),
+        ("c=b*7=0*7=0\n", "c=4\n", 26),
+        (RIGHT, "a=3-6=3-6=7\nb=3+a=3+7=1\nc=b*7=1*7=7\n\\boxed{7}", 22),
+    ],
+)
+def test_the_first_wrong_token_differs_from_what_its_step_should_have_been(old, new, wrong):
+    """Each row makes one change to a right response, or more after a mistake."""
+    text = RIGHT.replace(old, new)
+    error = toy.first_error(PROBLEM, text)
+    assert old in RIGHT and first_wrong_token(PROBLEM, text, error.token, error.end) == wrong

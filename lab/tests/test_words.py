@@ -46,7 +46,7 @@ def test_a_wrong_response_is_wrong_from_its_first_error_on(case):
     for size in (2, 3, 7):
         tokens = [text[start : start + size] for start in range(0, len(text), size)]
         token = error.token // size
-        place = (token, case["kind"], (error.end - 1) // size + 1, token)
+        place = (token, case["kind"], (error.end - 1) // size + 1)
         assert words.first_error(case, tokens) == place
 
 

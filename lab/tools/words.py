@@ -202,7 +202,7 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
     ends = list(accumulate(map(len, tokens)))  # where each token ends, in characters
     end = max(end, start + 1)  # a number that lacks digits is wrong at the character after it
     token = bisect_right(ends, start)
-    return FirstError(token, kind, bisect_left(ends, end) + 1, wrong=token)
+    return FirstError(token, kind, bisect_left(ends, end) + 1)
 
 
 def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
