@@ -155,9 +155,10 @@ class Task:
         if self.refuse_copies:
             texts = [problems[row // group_size]["problem"] for row in complete]
             graded = list(map(without_copies, graded, responses, references, texts))
-        verdicts = iter(graded)
-        cut = rollouts.truncated.tolist()
-        return [Verdict(0.0, "truncated") if is_cut else next(verdicts) for is_cut in cut]
+        verdicts = [Verdict(0.0, "truncated")] * len(rollouts.texts)
+        for row, verdict in zip(complete, graded, strict=True):
+            verdicts[row] = verdict
+        return verdicts
 
 
 def digest_of(problems: list[dict]) -> str:
