@@ -18,7 +18,7 @@ from builders.case_files import cases
 from builders.commands import MakesAFolder
 from builders.runs import ALONE
 from builders.stand_ins import hear_no_other_ranks, replace_sampler
-from datasets import Dataset, config
+from pyarrow import Table, parquet
 
 from grpo import Rollouts
 from harness import evaluation, tables
@@ -211,8 +211,7 @@ def test_the_hubs_files_are_found_by_pattern(tmp_path, monkeypatch):
     (folder / "data").mkdir(parents=True)
     append_rows(folder / "train.jsonl", [row] * 2)
     append_rows(folder / "test.jsonl", [row] * 3)
-    Dataset.from_list([row]).to_parquet(folder / "data" / "test-00000.parquet")
-    monkeypatch.setattr(config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    parquet.write_table(Table.from_pylist([row]), folder / "data" / "test-00000.parquet")
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *wanted, **options: folder)
     loaded = load_benchmark("humaneval")
     assert len(loaded.problems) == 1

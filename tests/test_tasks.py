@@ -1,5 +1,6 @@
 """tasks/problems.py and rows.py: problems of files, folders and the hub, prompts, verdicts."""
 
+import csv
 import gzip
 import json
 from contextlib import nullcontext
@@ -8,7 +9,6 @@ from decimal import Decimal
 from itertools import chain
 from unittest.mock import Mock
 
-import datasets
 import huggingface_hub
 import pyarrow
 import pytest
@@ -16,7 +16,6 @@ import torch
 from builders.case_files import cases, rows_of_text
 from builders.commands import raising, words_of
 from builders.runs import config_from
-from datasets import Dataset
 from pyarrow import parquet
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
@@ -43,12 +42,6 @@ from tasks.problems import (
 from tasks.rows import read_rows
 
 MATH = INSTRUCTIONS["math"]
-
-
-@pytest.fixture(autouse=True)
-def no_traces(tmp_path_factory, monkeypatch):
-    """What `datasets` caches goes with the test."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("cache")))
 
 
 @pytest.fixture
@@ -276,8 +269,19 @@ def test_a_template_that_is_asked_for_is_used_whatever_the_name(template, qwen):
 # ---- files --------------------------------------------------------------------------------------
 
 
+def write_parquet(path, rows):
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+
+
+def write_csv(path, rows):
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows(rows)
+
+
 WRITERS = {
-    "x[1].parquet": lambda path, rows: Dataset.from_list(rows).to_parquet(path),
+    "x[1].parquet": write_parquet,
     "x.json": lambda path, rows: path.write_text(json.dumps(rows, indent=1)),
     "x.jsonl": lambda path, rows: path.write_text("\n\n".join(map(json.dumps, rows))),
     "x.jsonl.gz": lambda path, rows: path.write_bytes(gzip.compress(json.dumps(rows).encode())),
@@ -288,9 +292,9 @@ WRITERS = {
     "mark.txt.gz": lambda path, rows: path.write_bytes(
         gzip.compress(("\ufeff" + json.dumps(rows)).encode())
     ),
-    "x.csv": lambda path, rows: Dataset.from_list(rows).to_csv(path),
-    "x.CSV": lambda path, rows: Dataset.from_list(rows).to_csv(path),
-    "x.Parquet": lambda path, rows: Dataset.from_list(rows).to_parquet(path),
+    "x.csv": write_csv,
+    "x.CSV": write_csv,
+    "x.Parquet": write_parquet,
     "x.JSONL.GZ": lambda path, rows: path.write_bytes(gzip.compress(json.dumps(rows).encode())),
 }
 
@@ -342,12 +346,13 @@ def test_a_column_of_another_type_is_text_or_is_named(kind, value, answer, tmp_p
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
 def test_numbers_of_a_table_keep_their_digits(kind, tmp_path):
     """Digits are kept also within an object."""
-    number = datasets.Value(kind)
-    features = {"question": datasets.Value("string"), "answer": number, "steps": {"all": [number]}}
+    number = getattr(pyarrow, kind)()
+    steps = pyarrow.struct({"all": pyarrow.list_(number)})
+    schema = pyarrow.schema({"question": pyarrow.string(), "answer": number, "steps": steps})
     rows = [{"question": "a", "answer": x, "steps": {"all": [x, 0.3]}} for x in (0.1, 2.7, 27.0)]
     rows.append({"question": "a", "answer": 0.5, "steps": None})
     path = tmp_path / "x.parquet"
-    Dataset.from_list(rows, datasets.Features(features)).to_parquet(path)
+    parquet.write_table(pyarrow.Table.from_pylist(rows, schema), path)
     assert list(read_rows(path))[:3] == rows[:3]
     problems, _ = load_problems("math", str(path))
     assert [problem["answer"] for problem in problems] == ["0.1", "2.7", "27", "0.5"]
@@ -387,11 +392,11 @@ def test_own_tests_survive_a_table(tmp_path):
     styles = [script, {"asserts": ["assert f(1) == 2"], "setup": ""}, {"fn_name": "f", **script}]
     rows = [{"problem": "a", "tests": tests} for tests in styles]
     as_text = [row | {"tests": json.dumps(row["tests"])} for row in rows[:2]]
-    Dataset.from_list(rows[:2]).to_parquet(tmp_path / "x.parquet")
-    Dataset.from_list(as_text).to_csv(tmp_path / "x.csv")
+    write_parquet(tmp_path / "x.parquet", rows[:2])
+    write_csv(tmp_path / "x.csv", as_text)
     for path in tmp_path.iterdir():
         assert load_problems("code", str(path))[0] == rows[:2]
-    Dataset.from_list(rows).to_parquet(tmp_path / "y.parquet")
+    write_parquet(tmp_path / "y.parquet", rows)
     with pytest.raises(BadInput, match="row 3: tests need inputs"):
         load_problems("code", str(tmp_path / "y.parquet"))
 
@@ -481,7 +486,7 @@ def test_published_tests_become_ours(case, tmp_path):
     The values in these lists stand in lists of one, or do not.
     """
     rows = [eurus("1", "math"), eurus(case["published"])]
-    Dataset.from_list(rows).to_parquet(tmp_path / "x.parquet")
+    write_parquet(tmp_path / "x.parquet", rows)
     problems, _ = load_problems("code", str(tmp_path / "x.parquet"))
     assert problems == [{"problem": "Do it.", "tests": case["tests"]}]
 
@@ -493,7 +498,7 @@ def fake_hub(monkeypatch, tmp_path):
     def download(repo_id, repo_type, allow_patterns):
         download.calls.append((repo_id, allow_patterns, repo_type))
         (tmp_path / allow_patterns).parent.mkdir(exist_ok=True)
-        Dataset.from_list(download.rows).to_parquet(tmp_path / allow_patterns)
+        write_parquet(tmp_path / allow_patterns, download.rows)
         return str(tmp_path)
 
     download.calls = []
