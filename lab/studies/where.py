@@ -10,6 +10,7 @@
 """
 
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,9 +42,8 @@ def wrong_steps(batch: Batch, context: Context) -> Tensor:
 def first_wrong_token(problem: dict, tokens: Sequence[str], start: int, end: int) -> int:
     """The first token of an embedded response's wrong step that differs from the right step's."""
     symbols = SYMBOL.findall("".join(tokens))
-    values = dict(DIGIT_VALUES)
-    for line in "".join(symbols[:start]).splitlines():  # right ones: label, work and result
-        values[line[0]] = int(line[-1])
+    done = re.findall(r"^([a-z])=.*?(\d)$", "".join(symbols[:start]), re.M)
+    values = DIGIT_VALUES | {label: int(result) for label, result in done}
     step = symbols[start:end]
     right = SYMBOL.findall(right_step("".join(step), problem, values))
     shared = 0
