@@ -92,7 +92,7 @@ FUTURE_IMPORT = re.compile(r"^from __future__ .*$", re.M)
 class Verdict(NamedTuple):
     """`reward` is 1.0 (right), 0.0 (wrong) or None (grading failed); `reason` is one of REASONS.
 
-    In a smoke test the reason is "drawn". A reward of `--reward` may be any number, right above .5.
+    That of a `--reward` may be any number, right above .5, with any reason.
     """
 
     reward: float | None

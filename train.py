@@ -155,7 +155,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     of_batch = {}
     samples = []
     if run.ranks.main:
-        of_batch = step_metrics(batch, context.task, context.tokenizer)
+        of_batch = step_metrics(batch)
         weights = {config.method: batch.weights}  # (B, T)
         groups = [batch.first_mixed or 0]  # those whose rollouts are written
         if config.keep_samples:

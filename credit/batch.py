@@ -24,8 +24,7 @@ from credit.settings import Shear
 from credit.tokens import tokens_of
 from grpo import Policy, Rollouts, Scores, cat_padded, group_advantages, score, to_padded
 from rewards import Verdict, rewards_of
-from tasks.lessons import FirstError
-from tasks.problems import Task
+from tasks.problems import FirstError, Task
 
 BLOCK_TOKENS = 2**15  # response tokens per block: 235 MB of states, if each is 3,584 bfloat16s
 NOT_SCORED = torch.empty(0)  # in place of a (B, T) tensor before scoring
@@ -225,16 +224,15 @@ class Batch:
         return self.problems[row // self.group_size]
 
     def true_errors(self, task: Task, tokenizer: PreTrainedTokenizerBase) -> Tensor:
-        """Each wrong rollout's first wrong step, (B, 3) int64.
+        """Where each wrong rollout's first wrong step starts and ends, (B, 2) int64.
 
-        The columns are the tokens at which it starts and ends, and its first wrong token. They are
-        -1 for right rollouts, where A is 0, and where no wrong step is known.
+        The tokens are -1 for right rollouts, where A is 0, and where no wrong step is known.
         """
-        places = torch.full((len(self.advantages), 3), -1, device=self.advantages.device)
+        places = torch.full((len(self.advantages), 2), -1, device=self.advantages.device)
         for row in ((self.advantages != 0) & ~self.correct).nonzero().flatten().tolist():
             error = self.true_error(row, task, tokenizer)
             if error:
-                places[row] = places.new_tensor([error.token, error.end, error.wrong])
+                places[row] = places.new_tensor([error.token, error.end])
         return places
 
     def true_error(

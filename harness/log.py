@@ -44,13 +44,13 @@ COLUMNS = (
     ("gnorm", "grad_norm", "7.3f"),
     ("s/step", "s_per_step", "7.1f"),
 )
-# Rows of a held-out table: how well credit finds the true first error, as an AUC: the share of pairs
+# Rows of a held-out table on how well credit finds the true first error, by AUC: the share of pairs
 # of tokens in which the later one has the larger weight.
 AUCS = {
     "auc": "later tokens outweigh those before the first error",
     "auc_position": "  how often position alone would do that",
 }
-RARE = "infra_errors", "skipped", "sign_changes", "replaced"  # shown where they are not 0
+RARE = "infra_errors", "skipped", "replaced"  # shown where they are not 0
 
 
 class Clock:

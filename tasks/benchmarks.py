@@ -1,10 +1,10 @@
 r"""The paper's ten benchmarks, and the embedded task's held-out set: what they are, and loading.
 
-    load_benchmark("math500", ["file.jsonl"])  -> Loaded: problems, and where they are from
-    embedded_set(lines, heldout, seed)         -> Loaded, of the embedded task
-    load_sets(names, data, ...)                -> those that --bench and --data of eval.py name
+    load_benchmark("math500", "file.jsonl")  -> Loaded: problems, and how they are graded
+    embedded_set(lines, heldout, seed)       -> Loaded, of the embedded task
+    load_sets(names, data, ...)              -> those that --bench and --data of eval.py name
 
-Without files a benchmark comes from the hub.
+Without a file a benchmark comes from the hub.
 
 BENCHMARKS says where each set comes from, how many rows its files should have and its k (avg@k,
 Sec. 5.2). A file may be the hub's own, or another with the same columns: JSON lines (.jsonl, also
@@ -26,7 +26,7 @@ import json
 import math
 import pickle
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
@@ -34,7 +34,7 @@ from typing import NoReturn
 from tasks import toy
 from tasks.errors import BadInput, bad_input_on_error
 from tasks.problems import Task, as_problem
-from tasks.rows import from_files, from_hub, lacks
+from tasks.rows import from_file, from_hub, lacks
 
 LCB_WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
 
@@ -58,7 +58,7 @@ class Benchmark:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A benchmark's problems, and where they are from.
+    """A benchmark's problems.
 
     A problem is {"id", "problem", and "answer" or "tests"}.
     """
@@ -66,7 +66,7 @@ class Loaded:
     benchmark: Benchmark
     problems: list[dict]
     source: str
-    revision: str  # the hub's commit, or the file's SHA-256, shortened
+    revision: str = ""
     notes: list[str] = field(default_factory=list)
     max_tokens: float = math.inf  # a response that is longer cannot be right
     task: Task | None = None  # with graders of its own, of a run's held-out problems
@@ -209,47 +209,43 @@ def load_sets(
     names: list[str],
     data: list[str],
     make_heldout: Mapping[str, Callable[[], Loaded]],
-    flag: str = "--data",
 ) -> list[Loaded]:
     """The benchmarks of these names and suites, from files or else from the hub.
 
-    `data` is a list of NAME=FILE given to `flag`; `make_heldout` has the names of sets that a run
+    `data` is a list of NAME=FILE; `make_heldout` has the names of sets that a run
     holds out. Raises BadInput.
     """
     known = [*SUITES, *BENCHMARKS, *make_heldout]
-    files: dict[str, list[str]] = {}
+    files: dict[str, str | None] = {}
     for name in map(str.lower, names):
         if name not in known:
             raise BadInput(f"--bench {name}: no such benchmark; give {', '.join(known)}")
         for benchmark in SUITES.get(name, [name]):
-            files[benchmark] = []
+            files[benchmark] = None
     for text in data:
         name, _, file = text.partition("=")
-        if name not in files or name in make_heldout or not file:
+        if files.get(name, file) or name in make_heldout or not file:
             raise BadInput(
-                f"{flag} {text}: give NAME=FILE, with a NAME of --bench: {', '.join(files)}"
+                f"--data {text}: give NAME=FILE, once for a NAME of --bench: {', '.join(files)}"
             )
-        files[name].append(file)
+        files[name] = file
     return [
-        make_heldout[name]() if name in make_heldout else load_benchmark(name, paths, flag)
-        for name, paths in files.items()
+        make_heldout[name]() if name in make_heldout else load_benchmark(name, path)
+        for name, path in files.items()
     ]
 
 
-def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -> Loaded:
-    """A benchmark from the files given to `flag`, or from the hub if there are none.
-
-    Raises BadInput.
-    """
+def load_benchmark(name: str, path: str | None = None) -> Loaded:
+    """A benchmark from a file, or from the hub without one; raises BadInput."""
     benchmark = BENCHMARKS[name]
     repo = benchmark.repo
-    if paths:
-        blame = f"{flag} {name}={' '.join(paths)}"
-        source, revision, rows = from_files(paths, blame)
+    if path:
+        blame = f"--data {name}={path}"
+        rows = from_file(path, blame)
     else:
         blame = f"--bench {name}"
-        remedy = f"give a local file with {flag} {name}=FILE"
-        source, revision, rows = from_hub(repo, benchmark.files, f"{blame}: {repo}", remedy)
+        remedy = f"give a local file with --data {name}=FILE"
+        rows = from_hub(repo, benchmark.files, f"{blame}: {repo}", remedy)
     problems = []
     count = 0
     for count, row in enumerate(rows, 1):
@@ -266,13 +262,13 @@ def load_benchmark(name: str, paths: Sequence[str] = (), flag: str = "--data") -
     notes = []
     if count not in benchmark.counts:
         expected = " or ".join(map(str, benchmark.counts))
-        notes.append(f"WARNING: {name} has {count} rows, {expected} expected ({source})")
+        notes.append(f"WARNING: {name} has {count} rows, {expected} expected")
     faults = [problem["fault"] for problem in problems if "fault" in problem]
     if faults:
         notes.append(
             f"WARNING: {name}: {len(faults)} problems without a verdict (the first: {faults[0]})"
         )
-    return Loaded(benchmark, problems, source, revision, notes)
+    return Loaded(benchmark, problems, path or f"{repo} (hub)", notes=notes)
 
 
 def embedded_set(lines: int, heldout: int, seed: int) -> Loaded:

@@ -1,6 +1,6 @@
 r"""Tasks: problems, their prompts, and how a response is graded.
 
-    problems, notes = load_problems("math", "some.jsonl")  # a file or folder; None: from the hub
+    problems, notes = load_problems("math", "some.jsonl")  # None: from the hub
     template = choose_template("auto", model_name, tokenizer)
     task = text_task("math", template, tokenizer, grade_math)
     task, notes = split(task, tokenizer, ...)              # some problems are held out
@@ -19,8 +19,7 @@ that makes a task.
 Another count is a warning, not an error. Rows without an answer, or with tests that decide nothing,
 are dropped.
 
-**A path** is a file of JSON lines, a table, a JSON list or a folder (`tasks/rows.py`), where a row
-may be
+**A path** is a file of JSON lines, a JSON list or a table (`tasks/rows.py`), where a row may be
   - ours: "problem" or "question", with "answer" or "tests" (an object or its JSON text; see
     `rewards.py`);
   - MATH's: "answer" may be "gt_answer", "ground_truth_answer", or the last box of "solution";
@@ -44,15 +43,13 @@ import hashlib
 import json
 import random
 import re
-import textwrap
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, time
+from datetime import date
 from functools import partial
-from pathlib import Path
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from transformers import PreTrainedTokenizerBase
 
@@ -69,9 +66,8 @@ from rewards import (
     without_copies,
 )
 from tasks.errors import BadInput, bad_input_on_error
-from tasks.lessons import FirstError
 from tasks.reward import load_reward
-from tasks.rows import SURROGATE, from_hub, lacks, read_rows
+from tasks.rows import SURROGATE, from_file, from_hub, lacks
 from tasks.settings import Problems, Template
 
 # What each kind of problem asks for.
@@ -86,6 +82,8 @@ HUB = {
     "math": ("hkust-nlp/SimpleRL-Zoo-Data", "simplelr_qwen_level3to5/train.parquet", 8_523),
     "code": ("PRIME-RL/Eurus-2-RL-Data", "train.parquet", 25_276),
 }
+PROBLEM = "problem", "question"  # columns, of which the first that has text counts
+ANSWER = "gt_answer", "ground_truth_answer", "answer"
 PUBLISHED = {"gt_answer", "reward_model", "solution"}  # columns of sets from the hub
 FILTERS = {"math": " of levels 3 to 5, or of none", "code": ' of ability "code", or of none'}
 CHECKED = 20  # prompts, at most, that are decoded again to find a tokenizer that loses characters
@@ -99,6 +97,14 @@ FIXED_DAY += " }}{% endmacro +%}"
 # TeX's \boxed 2: up to the next space or the end of the formula, without a full stop
 UNBRACED = re.compile(r"\\boxed(?![a-zA-Z])\s*+([^\s{$][^\s$]*?)[.,;]*(?=\s|\$|\\[)\]]|\Z)")
 LEVELS = re.compile(r"(None)?|\D*[345](\.0)?")  # none, 4, "4", "Level 4"; not "Level ?"
+
+
+class FirstError(NamedTuple):
+    """The first wrong step of a response."""
+
+    token: int  # index in the response's tokens of the step's first token
+    kind: str  # what is wrong, in one of the task's words
+    end: int  # index after the step's last token
 
 
 @dataclass(frozen=True)
@@ -120,17 +126,6 @@ class Task:
     # (model, forbidden=prompts, steps=number) -> the last loss, after the model was taught the task
     lessons: Callable[..., float] | None = None
     refuse_copies: bool = False  # a right answer that only repeats the problem is wrong
-    step_end: str = "\n\n"  # what ends a step of a response
-    hint: str = "The final answer is \\boxed{{{}}}.\n\n"  # tells the answer before the problem
-    solved: str = "A correct solution:\n\n{}\n\n"  # tells a right response before it
-
-    def informed(self, problem: dict) -> dict:
-        """The same problem with its answer told."""
-        return problem | {"problem": self.hint.format(problem[self.reference]) + problem["problem"]}
-
-    def shown(self, problem: dict, response: str) -> dict:
-        """The same problem with a right response to it told."""
-        return problem | {"problem": self.solved.format(response) + problem["problem"]}
 
     def draw(self, step: int, count: int, seed: int, attempt: int = 0) -> list[dict]:
         """The `count` problems of a step (from 0), in shuffled epochs that follow each other.
@@ -160,9 +155,10 @@ class Task:
         if self.refuse_copies:
             texts = [problems[row // group_size]["problem"] for row in complete]
             graded = list(map(without_copies, graded, responses, references, texts))
-        verdicts = iter(graded)
-        cut = rollouts.truncated.tolist()
-        return [Verdict(0.0, "truncated") if is_cut else next(verdicts) for is_cut in cut]
+        verdicts = [Verdict(0.0, "truncated")] * len(rollouts.texts)
+        for row, verdict in zip(complete, graded, strict=True):
+            verdicts[row] = verdict
+        return verdicts
 
 
 def digest_of(problems: list[dict]) -> str:
@@ -196,38 +192,28 @@ def task(
     settings: Problems,
     tokenizer: PreTrainedTokenizerBase,
     model_name: str,
+    problems: list[dict] | None = None,
 ) -> tuple[Task, list[str]]:
-    """A "math" or "code" task with the problems of --data or the hub, and notes for the user.
+    """A "math" or "code" task as the flags say, and notes for the user; no problem is held out yet.
 
-    No problem is held out yet. Raises BadInput.
-    """
-    empty, note = empty_task(kind, settings, tokenizer, model_name)
-    found, notes = load_problems(kind, settings.data)
-    return replace(empty, train=found), [*notes, note]
-
-
-math = partial(task, "math")
-code = partial(task, "code")
-
-
-def empty_task(
-    kind: str,
-    settings: Problems,
-    tokenizer: PreTrainedTokenizerBase,
-    model_name: str,
-) -> tuple[Task, str]:
-    """A "math" or "code" task without problems, as the flags say, and a note on its template.
-
-    Its grader is that of --reward, where it is given. Raises BadInput.
+    The problems are those of --data or the hub if they are not given. Raises BadInput.
     """
     template = choose_template(settings.template, model_name, tokenizer)
     if settings.reward:
         grade = load_reward(settings.reward)
     else:
         grade = grader(kind, settings.grade_timeout, settings.sandbox)
-    made = text_task(kind, template, tokenizer, grade)
+    notes: list[str] = []
+    if problems is None:
+        problems, notes = load_problems(kind, settings.data)
+    empty = text_task(kind, template, tokenizer, grade)
     refuse_copies = kind == "math" and not settings.reward
-    return replace(made, refuse_copies=refuse_copies), f"template {template}"
+    made = replace(empty, train=problems, refuse_copies=refuse_copies)
+    return made, [*notes, f"template {template}"]
+
+
+math = partial(task, "math")
+code = partial(task, "code")
 
 
 def text_task(
@@ -242,19 +228,18 @@ def text_task(
 
 
 def check_readable(prompt: str, decoded: str) -> None:
-    """Raise BadInput for a prompt of which encoding and decoding lost a tenth of the characters."""
-    written = characters_of(prompt)
-    lost = (written - characters_of(decoded)).total()
+    """Raise BadInput for a prompt of which encoding and decoding lost a tenth of the characters.
+
+    White space does not count, nor another form of a letter.
+    """
+    normal = partial(unicodedata.normalize, "NFKC")
+    written = Counter("".join(normal(prompt).split()))
+    lost = (written - Counter(normal(decoded))).total()
     if lost >= LOST * written.total():
         raise BadInput(
             f"--model: the model's tokenizer loses {lost} of the {written.total()} characters of "
-            f"{textwrap.shorten(prompt, 40, placeholder=' ...')!r}; give another"
+            f"{prompt[:40]!r}; give another"
         )
-
-
-def characters_of(text: str) -> Counter[str]:
-    """How often each character occurs; tokenizers may normalise letters and change spaces."""
-    return Counter("".join(unicodedata.normalize("NFKC", text).split()))
 
 
 def split(
@@ -275,11 +260,10 @@ def split(
     prompts = [task.prompt(problem) for problem in problems]
     encoded = tokenizer(prompts, add_special_tokens=False)["input_ids"]
     fitting = []
-    some = slice(None, None, 1 + len(prompts) // CHECKED)
-    for prompt, ids in zip(prompts[some], encoded[some], strict=True):
-        check_readable(prompt, decode(tokenizer, ids))
-    for problem, ids in zip(problems, encoded, strict=True):
-        if len(ids) <= max_prompt_tokens:
+    for place, problem in enumerate(problems):
+        if place % (1 + len(problems) // CHECKED) == 0:
+            check_readable(prompts[place], decode(tokenizer, encoded[place]))
+        if len(encoded[place]) <= max_prompt_tokens:
             fitting.append(problem)
     if len(fitting) <= heldout:
         raise BadInput(
@@ -360,46 +344,35 @@ def render(
 
 
 def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
-    """The problems of a file or folder, or of the hub if `data` is None, and notes for the user.
+    """The problems of a file, or of the hub if `data` is None, and notes for the user.
 
     The notes say where the problems come from, how many rows were left out or dropped, and why.
     Raises BadInput.
     """
+    repo, file, expected = HUB[kind]
     if data is None:
-        repo, file, expected = HUB[kind]
         blame = f"--task {kind} without --data: {repo}"
-        remedy = "give a local file or folder with --data"
-        source, _, rows = from_hub(repo, file, f"{blame}/{file}", remedy)
+        rows = from_hub(repo, file, f"{blame}/{file}", "give a local file with --data")
     else:
-        source = data
         blame = f"--data {data}"
-        remedy = "give JSON lines, .json, .csv or .parquet, or a folder of these with a train split"
-        with bad_input_on_error(blame, remedy):
-            rows = read_rows(Path(data))
+        rows = from_file(data, blame)
     problems = []
     dropped = []
     count = 0
     for count, row in enumerate(rows, 1):
         if _is_wanted(row, kind):
             try:
-                problem = as_problem(row, kind)
-                if kind == "math":
-                    solution = row.get("solution")
-                    if is_text(solution):  # what lessons show: a response with a box
-                        box = "" if boxed_answer(solution) else f"\n\\boxed{{{problem['answer']}}}"
-                        problem["solution"] = solution + box
-                problems.append(problem)
+                problems.append(as_problem(row, kind))
             except (ValueError, TypeError, RecursionError) as error:
                 if not PUBLISHED & row.keys():
                     raise BadInput(f"{blame}, row {count}: {error}") from error
                 dropped.append(f"row {count}: {error}")
     wanted = len(problems) + len(dropped)
-    notes = [f"data {source}: {wanted:,} of {count:,} rows" + FILTERS[kind] * (wanted < count)]
+    notes = [f"data {data or f'{repo} (hub)'}: {wanted:,} of {count:,} rows"]
+    if wanted < count:
+        notes[0] += FILTERS[kind]
     if data is None and wanted != expected:
-        notes.append(
-            f"WARNING: {wanted:,} problems in {source}, {expected:,} expected: not the paper's "
-            "training set"
-        )
+        notes.append(f"WARNING: {expected:,} problems were expected: not the paper's training set")
     if dropped:
         notes.append(f"WARNING: {len(dropped):,} rows cannot be used (the first: {dropped[0]})")
     if not problems:
@@ -419,13 +392,11 @@ def _is_wanted(row: dict, kind: str) -> bool:
 def as_problem(row: dict, kind: str) -> dict:
     """The problem in a row: {"problem", "answer"} or {"problem", "tests"}.
 
-    Raises ValueError, which says what the row lacks.
+    One with an answer keeps a "solution". Raises ValueError, which says what the row lacks.
     """
     columns = _columns(row)
     # The prompt last: SimpleRL-Zoo's holds a template, its question does not.
-    problem = _first_text(
-        [columns.get("problem"), columns.get("question"), _user_message(row.get("prompt"))]
-    )
+    problem = _first_text([*map(columns.get, PROBLEM), _user_message(row.get("prompt"))])
     if problem is None:
         raise lacks(
             row, '"problem" or "question", non-empty text, or "prompt" with a user\'s message'
@@ -441,22 +412,13 @@ def as_problem(row: dict, kind: str) -> dict:
             tests = _published_tests(truth)
         style_of(tests)
         return {"problem": problem, "tests": tests}
-    names = "gt_answer", "ground_truth_answer", "answer"
-    answers = [truth, *map(columns.get, names), boxed_answer(columns.get("solution"))]
-    answer = _first_text(list(map(_answer_text, answers)))
+    solution = columns.get("solution")
+    answers = [truth, *map(columns.get, ANSWER), boxed_answer(solution)]
+    answer = _first_text(list(map(read_answer, answers)))
     if answer is None:
         raise lacks(row, '"answer", non-empty text, or "solution" with a \\boxed{}')
-    return {"problem": problem, "answer": answer}
-
-
-def _answer_text(value: object) -> object:
-    """An answer as `read_answer` has it, and a table's date or time as text.
-
-    A time of 0 is left out: tables from pandas have one with each date.
-    """
-    if isinstance(value, date | time):
-        return str(value).removesuffix(" 00:00:00")
-    return read_answer(value)
+    found = {"problem": problem, "answer": answer}
+    return found | {"solution": solution} if is_text(solution) else found
 
 
 def _columns(row: dict) -> dict:

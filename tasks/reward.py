@@ -22,7 +22,6 @@ from functools import cache, partial
 from numbers import Real
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
 
@@ -77,24 +76,25 @@ def in_order(function: Callable[..., object]) -> Callable[[str, object], object]
 def grade_by(function: Callable[[str, object], object], response: str, answer: object) -> Verdict:
     """The verdict of a function that may return a number or a bool, or fail."""
     try:
-        result = function(response, answer)
-        return as_verdict(result)
+        return as_verdict(function(response, answer))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # of any class, SystemExit too: the function is not ours
         return infra_error(f"--reward: {type(error).__name__}: {error}")
 
 
-def as_verdict(result: Any) -> Verdict:
+def as_verdict(result: object) -> Verdict:
     """A verdict as it is; "correct" for a number above .5, else "wrong"; raises TypeError."""
-    is_verdict = isinstance(result, Verdict)
-    reward = result.reward if is_verdict else result
-    if is_verdict and reward is None:
-        return result
-    if not isinstance(reward, Real | np.bool_) or not abs(float(reward)) <= LARGEST:
-        raise TypeError(
-            f"it returned {result!r}, not a Verdict, a finite number (up to {LARGEST:g}) or a bool"
-        )
-    value = float(reward)
-    reason = "correct" if value > 0.5 else "wrong"
-    return Verdict(value, result.reason if is_verdict else reason)
+    if isinstance(result, Verdict):
+        return result if result.reward is None else result._replace(reward=number_of(result.reward))
+    reward = number_of(result)
+    return Verdict(reward, "correct" if reward > 0.5 else "wrong")
+
+
+def number_of(reward: object) -> float:
+    """A reward as a float; raises TypeError for what Eq. (1) could not be computed with."""
+    if isinstance(reward, Real | np.bool_) and abs(float(reward)) <= LARGEST:
+        return float(reward)
+    raise TypeError(
+        f"it returned {reward!r}, not a Verdict, a finite number (up to {LARGEST:g}) or a bool"
+    )

@@ -1,31 +1,27 @@
 """Reading rows (dictionaries from column to value) from files and the hub.
 
-    read_rows(path)                         the rows of a local file or folder
-    from_files(paths, blame)                source, revision and rows of local files
-    from_hub(repo, pattern, blame, remedy)  source, revision and rows of a data set on the hub
+    read_rows(path)                         the rows of a local file
+    from_file(path, blame)                  the same; what is wrong is a user's mistake
+    from_hub(repo, pattern, blame, remedy)  the rows of a data set on the hub
 
-A file is a table (.parquet or .csv), a JSON list or JSON lines; JSON may be compressed (.gz). A
-folder holds such files, or was saved by `datasets`; of its splits, "train" is read. Numbers keep
-their decimal digits, and a byte order mark is skipped.
+A file is a table (.parquet or .csv), a JSON list or JSON lines; JSON may be compressed (.gz).
+Numbers keep their decimal digits, cells of a CSV stay text, and a byte order mark is skipped.
 """
 
 import csv
 import gzip
-import hashlib
-import itertools
 import json
 import re
-import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from tasks.errors import bad_input_on_error
 
 if TYPE_CHECKING:
     import pyarrow
 
-Split = TypeVar("Split")
 # Half of a surrogate pair: JSON can spell one, but no tokenizer reads it.
 SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -36,11 +32,34 @@ def lacks(row: dict, needed: str) -> ValueError:
     Its message lists the keys found, with the types of values that are not text.
     """
     found = [f"{name}: {type(row[name]).__name__}".removesuffix(": str") for name in row]
-    keys = textwrap.shorten(", ".join(found), 200, placeholder=" ...")
-    return ValueError(f"needs {needed} (found: {keys or 'no keys'})")
+    return ValueError(f"needs {needed} (found: {', '.join(found)[:200] or 'no keys'})")
 
 
 # ---- local files ---------------------------------------------------------------------------------
+
+
+def from_file(path: str, blame: str) -> Iterable[dict]:
+    """The rows of a local file; raises BadInput, whose sentence begins with `blame`."""
+    with bad_input_on_error(blame, "give JSON lines (also .gz), .json, .csv or .parquet"):
+        return read_rows(Path(path))
+
+
+def read_rows(path: Path) -> Iterable[dict]:
+    """The rows of a local file; raises whatever the libraries raise."""
+    suffix = path.suffix.lower()
+    if suffix == ".parquet":
+        from pyarrow import parquet  # imported late: slow, and the embedded task does without
+
+        with check_is_file(path).open("rb") as file:  # a folder's splits would be read as one
+            return _table_rows(parquet.read_table(file))
+    if suffix == ".csv":
+        return _csv_rows(path)
+    text = text_of(path)
+    rows = json.loads(text) if text.lstrip().startswith("[") else _json_lines(text)
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise ValueError(f"row {number}: is no object")
+    return rows
 
 
 def check_is_file(path: Path) -> Path:
@@ -53,32 +72,20 @@ def check_is_file(path: Path) -> Path:
     return path
 
 
-def read_rows(path: Path) -> Iterable[dict]:
-    """The rows of a local file or folder.
+def text_of(path: Path) -> str:
+    """The text of a file, compressed or not, without a byte order mark.
 
-    Raises whatever the libraries raise.
+    Raises OSError for what is no file.
     """
-    check_is_file(path)
-    if path.is_dir():
-        return _folder_rows(path)
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        from pyarrow import parquet  # imported late: slow, and the embedded task does without
-
-        # a folder "level=3" adds no column
-        return _table_rows(parquet.read_table(path, partitioning=None))
-    if suffix == ".csv":
-        return _csv_rows(path)
-    text = text_of(path)
-    values = json.loads(text) if text.lstrip().startswith("[") else _json_lines(text)
-    # what is no object becomes an empty row, which later checks refuse
-    return [value if isinstance(value, dict) else {} for value in values]
+    open_text = gzip.open if path.suffix.lower() == ".gz" else open
+    with open_text(check_is_file(path), "rt", encoding="utf-8-sig") as file:
+        return file.read()
 
 
 def _table_rows(table: "pyarrow.Table") -> Iterator[dict]:
     """The rows of a table, with float32 .1 as .1: its value in Python is .10000000149."""
     short = [field for field in table.schema if "float" in str(field.type)]
-    for batch in table.to_batches(1000):
+    for batch in table.to_batches(1000):  # Eurus's rows at once would fill many GB
         for row in batch.to_pylist():
             for field in short:
                 row[field.name] = _as_written(row[field.name], field.type)
@@ -94,6 +101,32 @@ def _as_written(value: object, kind: "pyarrow.DataType") -> object:
     if isinstance(value, float) and str(kind) in ("float", "halffloat"):
         return float(str(kind.to_pandas_dtype()(value)))
     return value
+
+
+def _csv_rows(path: Path) -> list[dict]:
+    """The rows of a CSV file.
+
+    Raises ValueError where a cell would be lost. `datasets` would guess types: an answer of 007
+    would be 7.
+    """
+    csv.field_size_limit(2**31 - 1)
+    rows: list[dict] = []
+    with check_is_file(path).open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, strict=True)
+        try:
+            names = list(filter(None, reader.fieldnames or []))
+            if len(set(names)) < len(names):
+                raise csv.Error("two columns have one name")
+            for row in reader:
+                if None in row:
+                    raise csv.Error("more cells than the header has")
+                rows.append(row)
+        except csv.Error as error:
+            raise ValueError(
+                f"row {len(rows) + 1}: {error}; put quotes around a cell with commas, and double "
+                "the quotes in it"
+            ) from None
+    return rows
 
 
 def _json_lines(text: str) -> list:
@@ -112,109 +145,14 @@ def _json_lines(text: str) -> list:
     return values
 
 
-def text_of(path: Path) -> str:
-    """The text of a file, compressed or not, without a byte order mark.
-
-    Raises OSError for what is no file.
-    """
-    open_text = gzip.open if path.suffix.lower() == ".gz" else open
-    with open_text(check_is_file(path), "rt", encoding="utf-8-sig") as file:
-        return file.read()
-
-
-def _csv_rows(path: Path) -> list[dict]:
-    """The rows of a CSV file.
-
-    Raises ValueError for a line that would lose cells. `datasets` would guess types: an answer of
-    007 would be 7.
-    """
-    csv.field_size_limit(2**31 - 1)
-    rows = []
-    start = 1  # the line where a row starts; a quoted cell may span several
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
-        try:
-            names = reader.fieldnames or []
-            if len(names) == 1 and ";" in names[0]:
-                raise ValueError("line 1: cells are divided by ; not by ,")
-            for name in filter(None, names):
-                if names.count(name) > 1:
-                    raise ValueError(f"line 1: two columns are named {name}")
-            start = reader.line_num + 1
-            for row in reader:
-                if None in row:
-                    raise csv.Error("more cells than the header has")
-                rows.append(row)
-                start = reader.line_num + 1
-        except csv.Error as error:
-            raise ValueError(
-                f"line {start}: {error}; put quotes around a cell with commas, and double the "
-                "quotes in it"
-            ) from None
-    return rows
-
-
-def _folder_rows(folder: Path) -> Iterable[dict]:
-    """The rows of a folder that `datasets` saved, or else of the files in it.
-
-    Raises ValueError for a file that belongs to no split.
-    """
-    import datasets  # imported late: slow, and the embedded task does without
-
-    datasets.disable_progress_bars()
-    if (folder / "dataset_dict.json").exists() or (folder / "state.json").exists():
-        saved = datasets.load_from_disk(str(folder))
-        split = _training(saved) if isinstance(saved, datasets.DatasetDict) else saved
-        tables = split.with_format("arrow").iter(1000)
-        return itertools.chain.from_iterable(map(_table_rows, tables))
-    # The names of the files tell which belong to which split.
-    patterns = {"all": ["**"]} | datasets.data_files.get_data_patterns(str(folder))
-    extensions = ".parquet .csv .json .jsonl .PARQUET .CSV .JSON .JSONL".split()
-    splits = datasets.data_files.DataFilesDict.from_patterns(patterns, str(folder), extensions)
-    unread = set(splits.pop("all")).difference(*splits.values())
-    if unread:
-        raise ValueError(f"{Path(min(unread)).name} belongs to no split; rename or remove it")
-    tables = []
-    for path in map(Path, _training(splits)):
-        try:
-            tables.append(read_rows(path))
-        except ValueError as error:
-            raise ValueError(f"{path.name}, {error}") from None
-    return itertools.chain.from_iterable(tables)
-
-
-def _training(splits: dict[str, Split]) -> Split:
-    """The split "train".
-
-    Raises ValueError if there is none.
-    """
-    if "train" not in splits:
-        raise ValueError(f"its splits are {', '.join(map(str, splits))}, not train")
-    return splits["train"]
-
-
-def from_files(paths: Sequence[str], blame: str) -> tuple[str, str, Iterable[dict]]:
-    """Source, shortened SHA-256 and rows of local files.
-
-    Raises BadInput, whose sentence begins with `blame`.
-    """
-    digest = hashlib.sha256()
-    rows: list[dict] = []
-    with bad_input_on_error(blame, "give JSON lines (also .gz), .json, .csv or .parquet"):
-        for path in map(Path, paths):
-            rows += read_rows(path)
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return ", ".join(paths), f"sha256:{digest.hexdigest()[:12]}", rows
-
-
 # ---- the hub -------------------------------------------------------------------------------------
 
 
-def from_hub(repo: str, pattern: str, blame: str, remedy: str) -> tuple[str, str, Iterable[dict]]:
-    """Source, commit and rows of a data set on the hub.
+def from_hub(repo: str, pattern: str, blame: str, remedy: str) -> Iterable[dict]:
+    """The rows of the files of a data set on the hub whose names match; the files stay on disk.
 
-    It reads the files whose names match `pattern`; they stay on disk. Raises BadInput, without
-    delay if the hub is out of reach; its sentence begins with `blame` and ends with `remedy`.
+    Raises BadInput, without delay if the hub is out of reach; its sentence begins with `blame` and
+    ends with `remedy`.
     """
     from huggingface_hub import snapshot_download  # imported late: slow, and rarely needed
 
@@ -223,5 +161,4 @@ def from_hub(repo: str, pattern: str, blame: str, remedy: str) -> tuple[str, str
         paths = sorted(folder.rglob(pattern))
         if not paths:
             raise FileNotFoundError(f"no file is named {pattern}")
-        tables = [read_rows(path) for path in paths]
-    return f"{repo} (hub)", folder.name[:12], itertools.chain.from_iterable(tables)
+        return chain.from_iterable([read_rows(path) for path in paths])

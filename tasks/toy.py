@@ -24,11 +24,14 @@ Left out: problems with several answers, right answers by a wrong way, self-corr
 import random
 import re
 import string
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import tqdm
 from transformers import (
     AddedToken,
     PreTrainedModel,
@@ -39,16 +42,7 @@ from transformers import (
 )
 
 from tasks.errors import BadInput
-from tasks.lessons import (
-    MADE_PROBLEMS,
-    FirstError,
-    demonstrate_batch,
-    draw_apart,
-    pad_right,
-    result_of,
-    teach,
-)
-from tasks.problems import Task, grader
+from tasks.problems import FirstError, Task, grader
 from tasks.settings import Problems
 
 LABELS = string.ascii_lowercase
@@ -67,11 +61,13 @@ BOX = re.compile(r"\\boxed\{(\d)\}")
 
 Definition = tuple[str, str, str]  # left operand, operator, right operand
 
+# Problems for training; the same for any --steps, so that a resumed run draws the same ones.
+MADE_PROBLEMS = 640
+SILENCE = 30  # seconds between two lines of a log while nothing else is printed
 MISCONCEPTION = 0.55  # chance that a demonstration does * as +, with up to FEW lines
 SLIP = 0.05  # chance of another mistake in any other line
 BATCH = 32  # demonstrations in a batch of supervised learning
-HINT = "\\boxed{{{}}}\n"  # how a prompt tells the answer
-HINT_TOKENS = 4
+HINT_TOKENS = 4  # of a prompt that tells the answer
 
 
 def task(
@@ -102,16 +98,13 @@ def task(
         itemgetter("problem"),
         grader("math", settings.grade_timeout, settings.sandbox),
         first_error=first_error,
-        step_end="\n",
-        hint=HINT,
-        solved="{}\n",
         lessons=partial(warm_up, lines=lines, seed=settings.seed),
     ), []
 
 
 def apply(op: str, left: int, right: int) -> int:
     """left op right, mod 10."""
-    return result_of(op, left, right) % 10
+    return {"+": left + right, "-": left - right, "*": left * right}[op] % 10
 
 
 def make_problem(rng: random.Random, lines: int) -> dict:
@@ -133,12 +126,23 @@ def make_problem(rng: random.Random, lines: int) -> dict:
 
 
 def make_problems(count: int, heldout: int, lines: int, seed: int) -> tuple[list[dict], list[dict]]:
-    """`count` problems to train on and `heldout` others, by `draw_apart`.
+    """`count` problems to train on and `heldout` others, with no prompt in both.
 
-    One line allows 230 problems, two 9,890.
+    No prompt is held out twice. Fewer problems come where so many do not exist: one line allows
+    230, two 9,890.
     """
     rng = random.Random(f"problems {seed}")
-    return draw_apart(count, heldout, lambda: make_problem(rng, lines))
+    train: list[dict] = []
+    tests: dict[str, dict] = {}
+    for _ in range(100 * (count + heldout)):
+        if len(tests) == heldout and len(train) == count:
+            break
+        problem = make_problem(rng, lines)
+        if len(tests) < heldout:
+            tests[problem["problem"]] = problem
+        elif problem["problem"] not in tests:
+            train.append(problem)
+    return train, list(tests.values())
 
 
 def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str:
@@ -148,7 +152,7 @@ def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str
     """
     values = dict(DIGIT_VALUES)
     response = ""
-    definitions = _definitions(problem["problem"])
+    definitions = definitions_of(problem["problem"])
     carelessness = careless * min(1, FEW / len(definitions))
     for label, (left, op, right) in definitions.items():
         rng.randrange(1)  # always 0; without this draw a seed would not repeat recorded runs
@@ -184,50 +188,22 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
     value is not wrong again. So a response without an error has the right answer, and a wrong
     answer has an error.
     """
-    definitions = _definitions(problem["problem"])
+    definitions = definitions_of(problem["problem"])
     query = list(definitions)[-1]  # the label asked for
     values = dict(DIGIT_VALUES)
     start = 0
     for line in "".join(tokens).splitlines(keepends=True):
-        symbols = SYMBOL.findall(line)
-        end = start + len(symbols)
+        end = start + len(SYMBOL.findall(line))
         if not line.startswith(r"\boxed{"):
-            right = _right_line(line, definitions, values)
             fault = _line_fault(line, definitions, values)
+        elif line == rf"\boxed{{{values.get(query, '')}}}":
+            return None
         else:
-            right = rf"\boxed{{{values.get(query, '')}}}"
-            if line == right:
-                return None
             fault = "final" if BOX.fullmatch(line) else "format"
         if fault:
-            return FirstError(start, fault, end, wrong=start + _shared(symbols, right))
+            return FirstError(start, fault, end)
         start = end
-    # no box: wrong where it should have stood
-    return FirstError(start, "format", start + 1, wrong=start)
-
-
-def _shared(symbols: list[str], right: str) -> int:
-    """How many symbols a step shares with the right one before the first that differs."""
-    count = 0
-    for symbol, expected in zip(symbols, SYMBOL.findall(right), strict=False):
-        if symbol != expected:
-            break
-        count += 1
-    return count
-
-
-def _right_line(line: str, definitions: dict[str, Definition], values: dict[str, int]) -> str:
-    """What a line of work should have been, given its label and form; "" if nothing of it fits."""
-    label = line[0]
-    if label in values or label not in definitions:
-        return ""
-    left, op, right = definitions[label]
-    if left not in values or right not in values:
-        return ""
-    result = apply(op, values[left], values[right])
-    if SHORT_LINE.fullmatch(line):
-        return f"{label}={result}\n"
-    return f"{label}={left}{op}{right}={values[left]}{op}{values[right]}={result}\n"
+    return FirstError(start, "format", start + 1)  # no box: wrong where it should have stood
 
 
 def _line_fault(
@@ -259,7 +235,7 @@ def _line_fault(
     return None
 
 
-def _definitions(prompt: str) -> dict[str, Definition]:
+def definitions_of(prompt: str) -> dict[str, Definition]:
     """The prompt's definitions by label, in order."""
     found = re.findall(r"([a-z])=(\w)([-+*])(\w);", prompt)
     return {label: (left, op, right) for label, left, op, right in found}
@@ -356,9 +332,47 @@ def warm_up(
 
 def demonstrations(lines: int, forbidden: set[str], rng: random.Random) -> list[tuple[dict, str]]:
     """BATCH problems that are not forbidden, each with a careless response."""
-    return demonstrate_batch(
-        BATCH,
-        lambda: make_problem(rng, lines),
-        lambda problem: demonstrate(problem, rng),
-        forbidden,
-    )
+    pairs: list[tuple[dict, str]] = []
+    while len(pairs) < BATCH:
+        problem = make_problem(rng, lines)
+        if problem["problem"] not in forbidden:
+            pairs.append((problem, demonstrate(problem, rng)))
+    return pairs
+
+
+def pad_right(rows: Sequence[Sequence[float]], fill: float, device: torch.device) -> torch.Tensor:
+    """Lists of numbers -> (rows, length of the longest), filled up on the right."""
+    tensors = [torch.tensor(row, device=device) for row in rows]
+    return pad_sequence(tensors, batch_first=True, padding_value=fill)
+
+
+def teach(
+    model: torch.nn.Module,
+    batch_loss: Callable[[], torch.Tensor],
+    steps: int,
+    name: str,
+    *,
+    lr: float = 2e-3,
+    rise: int = 30,
+) -> float:
+    """Train a model with Adam on a loss, and return the last batch's.
+
+    The learning rate rises to `lr` over `rise` steps and falls over the last fifth of the steps.
+    Left out: several ranks (one teaches, the others get its weights).
+    """
+    optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.99))
+    bar = tqdm(range(steps), desc=name, leave=False, disable=None)
+    shown = time.perf_counter()
+    for step in bar:
+        if bar.disable and time.perf_counter() - shown >= SILENCE:  # off a terminal
+            shown = time.perf_counter()
+            print(f"  {name}: {step} of {steps} steps", flush=True)
+        share = min(1.0, (step + 1) / rise, (steps - step) / max(1, steps // 5))
+        optimizer.param_groups[0]["lr"] = lr * share
+        loss = batch_loss()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, error_if_nonfinite=True)
+        optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()

@@ -105,7 +105,7 @@ STEP += "--keep-samples --use builders.alternating"
 EDITED = """
 import json, os, sys
 from pathlib import Path
-import datasets, torch, transformers, tyro
+import torch, transformers, tyro
 for name, (file, old, new, flags) in json.loads(sys.argv[1]).items():
     source = Path(file).read_text()
     assert source.count(old) == 1, (name, old)

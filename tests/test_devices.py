@@ -61,8 +61,9 @@ def written(model, prompt_ids, prompt_mask, *, pad, **limits):
 
 
 def take_step(run, method: str) -> dict:
-    """The metrics of a step, from problems to moved weights."""
+    """The metrics of a step, from an evaluation and problems to moved weights."""
     run.config = replace(run.config, method=method)
+    train.evaluate(run)
     return train.train_step(run, 0)[0]
 
 

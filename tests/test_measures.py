@@ -4,9 +4,10 @@ import math
 
 import pytest
 import torch
+from builders.rollouts import batch_of, rollouts_like
 
 from credit.batch import effective_weights
-from credit.measures import concentration, localisation, weight_by_side
+from credit.measures import auc, credit_spread, first_error_auc
 
 
 def test_effective_weights_are_what_multiplied_the_advantage():
@@ -17,160 +18,58 @@ def test_effective_weights_are_what_multiplied_the_advantage():
     assert ours.tolist() == [[0.5, -1, 2], [1, 1, 0], [1, 0, 0]]
 
 
-def test_concentration_against_written_out_numbers():
+def spread_of(token_advantages, advantages, mask):
+    """The spread of a batch that has these."""
+    batch = batch_of(torch.zeros(len(advantages)), rollouts_like(mask), len(advantages))
+    batch.advantages = torch.tensor(advantages)
+    batch.token_advantages = token_advantages
+    return credit_spread(batch)
+
+
+def test_credit_spread_against_written_out_numbers():
     """Two of three rollouts count, with weights 1 1 | 2 -1 0 0; the third has no advantage."""
-    advantages = torch.tensor([3.0, -2, 0])
     token_advantages = torch.tensor([[3.0, 3, 9, 9], [-4, 2, 0, 0], [0, 0, 0, 0]])
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]).bool()
-    # |advantages| 3 3: uniform.
-    # 0 0 2 4: (6^2) / (4 * 20); sum i v = 3 * 2 + 4 * 4; ceil(4 / 10) = 1 token has 4 of 6.
-    expected = dict(
-        weight_mean=3 / 6,
-        weight_std=torch.tensor([1.0, 1, 2, -1, 0, 0]).std().item(),
-        sign_changes=1 / 6,
-        ess=(1 + 36 / 80) / 2,
-        gini=(0 + 2 * 22 / (4 * 6) - 5 / 4) / 2,
-        top_tenth=(1 / 2 + 4 / 6) / 2,
-    )
-    ours = concentration(token_advantages, advantages, mask)
-    assert {name: ours[name] for name in expected} == pytest.approx(expected)
+    ours = spread_of(token_advantages, [3.0, -2, 0], mask)
+    # |advantages| 3 3: uniform; 0 0 2 4: (6^2) / (4 * 20)
+    expected = dict(weight_mean=3 / 6, ess=(1 + 36 / 80) / 2)
+    expected |= dict(weight_std=torch.tensor([1.0, 1, 2, -1, 0, 0]).std().item())
+    assert ours == pytest.approx(expected)
 
 
-def test_uniform_credit_is_not_concentrated_and_one_token_is_wholly():
-    """Each scale has its ends, in a rollout of 25 tokens, of which 3 are a tenth.
-
-    An advantage that replaces A = 0 counts as well.
-    """
+def test_uniform_credit_has_an_effective_share_of_1_and_one_token_its_own():
+    """The scale has its ends; an advantage that replaces A = 0 counts as well."""
     mask = torch.ones(1, 25).bool()
-    names = ("ess", "gini", "top_tenth")
     for token_advantages, advantage, expected in (
-        (torch.full((1, 25), -0.7), 0.0, (1, 0, 3 / 25)),
-        (torch.eye(25)[:1], 1.0, (1 / 25, 24 / 25, 1)),
+        (torch.full((1, 25), -0.7), 0.0, 1),
+        (torch.eye(25)[:1], 1.0, 1 / 25),
     ):
-        ours = concentration(token_advantages, torch.tensor([advantage]), mask)
-        assert [ours[name] for name in names] == pytest.approx(expected)
+        assert spread_of(token_advantages, [advantage], mask)["ess"] == pytest.approx(expected)
 
 
-def test_a_step_without_advantages_has_no_concentration():
+def test_a_step_without_advantages_has_no_spread():
     """Groups of equal rewards alone give no number that looks like one."""
-    ours = concentration(torch.zeros(2, 3), torch.zeros(2), torch.ones(2, 3).bool())
-    assert all(math.isnan(ours[name]) for name in ("ess", "gini", "top_tenth"))
-    assert ours["weight_mean"] == 1 and ours["sign_changes"] == 0
+    ours = spread_of(torch.zeros(2, 3), [0.0, 0], torch.ones(2, 3).bool())
+    assert math.isnan(ours["ess"]) and ours["weight_mean"] == 1 and ours["weight_std"] == 0
 
 
-def test_localisation_against_written_out_numbers():
-    """Every kind of AUC is that of two rollouts that count beside one that does not.
-
-    The AUCs have a tie.
-    """
+def test_the_auc_of_the_first_error_against_written_out_numbers():
+    """Two rollouts count beside one that does not. The AUCs have a tie."""
     weights = torch.tensor([[0.1, 0.2, 0.2, 0.9], [0.5, 0.4, 0.0, 0.0], [9.0, 9.0, 9.0, 9.0]])
     mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1]]).bool()
-    expected = dict(
-        # after: .2 .9 | .4; before: .1 .2 | .5. Pairs won: (.2: 1.5 of 3), (.9: 3), (.4: 2); of 9
-        auc=6.5 / 9,
-        # positions after: 2, 3, 1; before: 0, 1, 0. Pairs won: 3, 3, 2.5; of 9
-        auc_position=8.5 / 9,
-        # the steps' tokens .2 | .4 against .1 .2 .9 .5: 1.5 and 2 of 4
-        auc_step=3.5 / 8,
-        weight_before=0.8 / 3,
-        weight_after=1.5 / 3,
-        rollouts=2,
-    )
-    ours = localisation(weights, mask, torch.tensor([[2, 3, 2], [1, 2, 1], [-1, -1, -1]]))
-    assert {name: ours[name] for name in expected} == pytest.approx(expected)
+    # after: .2 .9 | .4; before: .1 .2 | .5. Pairs won: (.2: 1.5 of 3), (.9: 3), (.4: 2); of 9
+    # positions after: 2, 3, 1; before: 0, 1, 0. Pairs won: 3, 3, 2.5; of 9
+    ours = first_error_auc(weights, mask, torch.tensor([2, 1, -1]))
+    assert ours == pytest.approx(dict(auc=6.5 / 9, auc_position=8.5 / 9))
+    for nowhere in (-1, 0):  # no rollout counts, or no token comes before the error
+        assert first_error_auc(weights, mask, torch.full((3,), nowhere)) == {}
 
 
-def test_aucs_at_equal_position_and_from_the_wrong_token_against_written_out_numbers():
-    """Three rollouts count; the first one's wrong step has two tokens, the second of them wrong."""
-    weights = torch.tensor(
-        [[0.3, 0.2, 0.5, 0.1], [0.3, 0.3, 0.6, 0.3], [0.1, 0.1, 0.5, 0.4], [9.0, 9.0, 9.0, 9.0]]
-    )
-    mask = torch.ones(4, 4).bool()
-    expected = dict(
-        # position 1: .3 against .2 .1; position 2: .5 .6 against .5
-        auc_matched=(2 + 1.5) / 4,
-        # position 1: .3 against .2 .1; position 2: .5 against .5
-        auc_step_before=(2 + 0.5) / 3,
-        # position 2: .5 against .6; position 3: .1 .4 against .3
-        auc_step_after=(0 + 1) / 3,
-        # .1 | .3 .6 .3 | .4 against .3 .2 .5 | .3 | .1 .1 .5
-        auc_token=(1 + 4 + 7 + 4 + 5) / 35,
-    )
-    wrong_step = torch.tensor([[2, 4, 3], [1, 2, 1], [3, 4, 3], [-1, -1, -1]])
-    ours = localisation(weights, mask, wrong_step)
-    assert {name: ours[name] for name in expected} == pytest.approx(expected)
-    alone = localisation(weights[:1], mask[:1], wrong_step[:1])
-    assert alone["auc_matched"] is alone["auc_step_before"] is alone["auc_step_after"] is None
-
-
-def test_localisation_against_a_loop_over_all_pairs():
-    """Forty rollouts of other lengths, with ties; some do not count, some end within the step."""
+def test_the_auc_is_the_share_of_pairs_that_are_won():
+    """Ties count half, however many there are."""
     draw = torch.Generator().manual_seed(0)
-    rows, length = 40, 12
-    weights = torch.randint(0, 9, (rows, length), generator=draw) / 7
-    lengths = torch.randint(3, length + 1, (rows, 1), generator=draw)
-    mask = torch.arange(length) < lengths
-    start = torch.randint(-1, 8, (rows, 1), generator=draw)
-    wrong = start + torch.randint(0, 3, (rows, 1), generator=draw)
-    wrong_step = torch.cat([start, wrong + 1, wrong], 1)
-    wrong_step = torch.where(start < 0, -1, wrong_step)
-    tokens = []  # (position, weight, start, end, wrong)
-    for row in range(rows):
-        for position in range(int(lengths[row])):
-            if start[row] >= 0:
-                place = wrong_step[row].tolist()
-                tokens.append((position, weights[row, position].double().item(), *place))
-
-    def share_won(is_high, is_low, matched):
-        won = []
-        for at, high, *place in tokens:
-            for other_at, low, *other_place in tokens:
-                paired = is_high(at, *place) and is_low(other_at, *other_place)
-                if paired and (at == other_at or not matched):
-                    won.append(0.5 * (high == low) + (high > low))
-        return sum(won) / len(won)
-
-    def before(at, start, end, wrong):
-        return at < start
-
-    def from_step(at, start, end, wrong):
-        return at >= start
-
-    def on_step(at, start, end, wrong):
-        return start <= at < end
-
-    def after(at, start, end, wrong):
-        return at >= end
-
-    ours = localisation(weights, mask, wrong_step)
-    expected = dict(
-        auc=share_won(from_step, before, matched=False),
-        auc_matched=share_won(from_step, before, matched=True),
-        auc_step_before=share_won(on_step, before, matched=True),
-        auc_step_after=share_won(on_step, after, matched=True),
-        auc_token=share_won(
-            lambda at, start, end, wrong: at >= wrong,
-            lambda at, start, end, wrong: at < wrong,
-            matched=False,
-        ),
-    )
-    assert {name: ours[name] for name in expected} == pytest.approx(expected, abs=1e-12)
-
-
-def test_position_has_no_advantage_at_equal_position():
-    """A weight that only grows with position orders tokens well, and matched pairs not at all."""
-    position = torch.arange(6.0).repeat(3, 1)
-    wrong_step = torch.tensor([[1, 2, 1], [3, 4, 3], [4, 6, 5]])
-    ours = localisation(position, torch.ones(3, 6).bool(), wrong_step)
-    assert ours["auc"] == ours["auc_position"] > 0.8
-    assert ours["auc_matched"] == ours["auc_step_before"] == ours["auc_step_after"] == 0.5
-
-
-def test_localisation_without_anything_to_locate_is_none():
-    """There is no number without a rollout that counts, or a token before the error."""
-    weights = torch.rand(2, 3)
-    mask = torch.ones(2, 3).bool()
-    for place in ((-1, -1, -1), (0, 2, 1)):
-        places = torch.tensor([place] * 2)
-        assert localisation(weights, mask, places) is None
-        assert math.isnan(weight_by_side(weights, mask, places[:, 0])["weight_before"])
+    for levels in (2, 9, 10**6):
+        high, low = torch.randint(0, levels, (2, 300), generator=draw) / 7
+        high = high[:200]
+        won = (high[:, None] > low).double() + 0.5 * (high[:, None] == low)
+        assert auc(high, low) == pytest.approx(won.mean().item(), abs=1e-12)

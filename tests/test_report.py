@@ -53,22 +53,16 @@ def test_step_metrics_are_those_of_the_batch(step):
     """The metrics of a step are those computed by hand.
 
     Weights count where A is not 0; a problem is solved by one right rollout; a method's own numbers
-    are passed on. Sides of the first error are the mixed group's alone, and absent where the task
-    does not know it.
+    are passed on.
     """
-    tokenizer, task, batch, weights = step
-    error = toy.FirstError(12, "final", 16, 13)
-    knowing = dataclasses.replace(task, first_error=lambda problem, text: error)
-    metrics = step_metrics(batch, knowing, tokenizer)
+    _, _, batch, weights = step
+    metrics = step_metrics(batch)
     mixed = weights[2:, :16]
     expected = dict(reward=0.25, solved=0.5, equal_groups=0.5, length=16, truncated=0.25)
-    expected |= dict(entropy=0.25, sign_changes=0, sinkhorn_error=0.5, weight_before=0.1)
+    expected |= dict(entropy=0.25, sinkhorn_error=0.5)
     expected |= dict(weight_mean=mixed.mean().item(), weight_std=mixed.std().item())
-    expected |= dict(weight_after=0.9)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     assert 0.5 < metrics["ess"] < 1
-    unknown = step_metrics(batch, dataclasses.replace(task, first_error=None), tokenizer)
-    assert metrics.keys() - unknown.keys() == {"weight_before", "weight_after"}
     rewards = torch.tensor([math.nan, 0, 1, 0])  # one group, whose first rollout has no verdict
     one = dataclasses.replace(
         batch,
@@ -77,7 +71,7 @@ def test_step_metrics_are_those_of_the_batch(step):
         group_size=4,
         problems=batch.problems[:1],
     )
-    of_one = step_metrics(one, knowing, tokenizer)
+    of_one = step_metrics(one)
     expected = dict(reward=1 / 3, equal_groups=0, infra_errors=1, solved=1)
     assert {name: of_one[name] for name in expected} == pytest.approx(expected)
 
@@ -85,10 +79,10 @@ def test_step_metrics_are_those_of_the_batch(step):
 def test_samples_are_of_the_first_mixed_group(step):
     """Rows have verdicts, the true first error and one weight per token."""
     tokenizer, task, batch, weights = step
-    right, wrong = sample_rows(6, tokenizer, task, batch, {"shear": weights})
+    right, wrong = sample_rows(6, tokenizer, task, batch, {"shear": weights}, batch.first_mixed)
     expected = {"response": RIGHT, "reason": "correct", "first_error": None}
     assert expected.items() <= right.items()
-    expected = {"response": WRONG, "score": 0.0, "first_error": (0, "arith", 12, 10), "step": 7}
+    expected = {"response": WRONG, "score": 0.0, "first_error": (0, "arith", 12), "step": 7}
     expected |= {"weights": {"shear": pytest.approx([0.1] * 12 + [0.9] * 4)}}
     assert {name: wrong[name] for name in expected} == expected and wrong["advantage"] < 0
     assert "".join(wrong["tokens"]) == WRONG + "<eos>"

@@ -11,7 +11,7 @@ The rows of 24 lines, and of seed 2, are from `lab.records.quick_places`. Rows u
 `shear-cost` "reading cost".
 
 A row of places.jsonl is one kind of weights of one start policy, with the AUCs of
-`credit.measures.localisation`. There is a table for each number of lines of the task: means over
+`lab.studies.where.localisation`. There is a table for each number of lines of the task: means over
 the seeds, and in brackets the lowest and the highest; of one seed, ± half of the 90% interval.
 """
 

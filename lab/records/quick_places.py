@@ -21,13 +21,13 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from credit.measures import localisation
 from grpo import cat_padded
 from harness import files, fsdp
 from harness.load import load_run
 from lab.studies.advantages import FOLDS, jackknife_half, measure_place, weights_of
 from lab.studies.needs import settings_of_run
 from lab.studies.prefixes import Prefixes, context_at_start, score_group
+from lab.studies.where import localisation, wrong_steps
 
 METHODS = ["shear", "own-side", "position"]
 
@@ -53,7 +53,7 @@ for number, group in enumerate(tqdm(mixed, "groups", disable=None)):
         changed = replace(context, shear=replace(context.shear, **change))
         weights[name] = weights_of(batch, changed, "shear")
     weights["surprisal"] = -batch.log_probs
-    wrong_step = batch.true_errors(context.task, context.tokenizer)  # (G, 3)
+    wrong_step = wrong_steps(batch, context)  # (G, 3)
     torch.save((weights, batch.mask, wrong_step), path)
 
 parts = [torch.load(path) for path in sorted(folder.glob("weights-*.pt"))]

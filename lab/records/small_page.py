@@ -5,13 +5,13 @@ Run after `python train.py --use lab.tools.page`: `python -m lab.records.small_p
 
 from pathlib import Path
 
-from harness.files import read_settings
+from harness.files import read_json
 from lab.tools.page import as_html, floor_of, read_groups
 from tasks.settings import TASKS
 
 RUN = Path("runs/embedded-shear-1")
 
-settings = read_settings(RUN / "config.json")
+settings = read_json(RUN / "config.json")
 groups = read_groups(RUN)[::6]  # the first is the held-out group before and after training
 page = as_html(groups, str(RUN), TASKS[settings["task"]].about, floor_of(settings))
 Path("docs/credit.html").write_text(page, encoding="utf-8")

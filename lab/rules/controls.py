@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context, effective_weights
-from credit.measures import group_moments, positions
+from credit.measures import positions
 from credit.rules import find, rule, shear, weigh
+from lab.tools.moments import group_moments
 from shear import mean_norm
 from tasks.errors import BadInput
 
@@ -36,7 +37,7 @@ def oracle(batch: Batch, context: Context, *, mass: int = 0) -> Tensor:
     """
     position = positions(batch.mask)  # (B, T)
     places = batch.true_errors(context.task, context.tokenizer)
-    start, end, _ = places.split(1, dim=1)  # (B, 1) each
+    start, end = places.split(1, dim=1)  # (B, 1) each
     kept = (((position >= start) & (position < end)) | (start < 0)) & batch.mask  # (B, T)
     gain = batch.lengths / kept.sum(1, keepdim=True).clamp_min(1)  # (B, 1)
     return batch.A * kept * gain**mass

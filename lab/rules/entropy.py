@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context
-from credit.measures import standardise
 from credit.rules import rule
+from lab.tools.moments import standardise
 
 
 @rule("entropy", "more credit where the policy was unsure")

@@ -25,20 +25,38 @@ from grpo import pad_left, token_ids
 from harness.models import context_of
 from lab.rules.oar import needs_box
 from tasks.errors import BadInput
+from tasks.problems import Task
 
 if TYPE_CHECKING:
     from harness.run import Run
 
 
+# What tells the answer, and a right response, before the problem; by task.
+TOLD = {"embedded": ("\\boxed{{{}}}\n", "{}\n")}
+USUAL = "The final answer is \\boxed{{{}}}.\n\n", "A correct solution:\n\n{}\n\n"
+
+
+def with_answer(task: Task, problem: dict) -> dict:
+    """The same problem with its answer told."""
+    answer, _ = TOLD.get(task.name, USUAL)
+    return problem | {"problem": answer.format(problem[task.reference]) + problem["problem"]}
+
+
+def with_response(task: Task, problem: dict, response: str) -> dict:
+    """The same problem with a right response to it told."""
+    _, right = TOLD.get(task.name, USUAL)
+    return problem | {"problem": right.format(response) + problem["problem"]}
+
+
 def fits_answer(run: "Run", **options: object) -> None:
     """Raise BadInput for programs, or where a prompt that tells the answer leaves no room."""
     needs_box(run)
-    check_room(run, run.context.task.informed, responses=1)
+    check_room(run, partial(with_answer, run.context.task), responses=1)
 
 
 def fits_peer(run: "Run", **options: object) -> None:
     """Raise BadInput where a prompt that tells a response of the group leaves no room."""
-    check_room(run, partial(run.context.task.shown, response=""), responses=2)
+    check_room(run, partial(with_response, run.context.task, response=""), responses=2)
 
 
 def check_room(run: "Run", tell: Callable[[dict], dict], responses: int) -> None:
@@ -65,7 +83,7 @@ def rlsd(
     sees the final answer; it teaches pi. lam falls from `mix` to 0 over the first `steps`.
     Inferred: A_t stands in the usual clipped loss (Eq. (16) as printed is a min with w_t instead of
     the ratio of policies); pi' is the policy of this step (theirs lags up to 10 steps behind); and
-    the answer stands before the problem (`Task.hint`).
+    the answer stands before the problem (`TOLD`).
     """
     return lean_on(answer_log_ratio, batch, context, mix, steps, bound)
 
@@ -120,14 +138,15 @@ def sdpo(batch: Batch, context: Context, *, mix: float = 0.0) -> Tensor:
     log-ratio is 0, and as in the authors' code a rollout without credit does not count in the
     loss's mean (with a `mix`, theirs has two means). `mix` is 0 in the paper's main runs, .9 for
     weak models. Deviates: their A is r - mean r; their prompt shows the solution below the problem,
-    ours above it (`Task.shown`); see also the module's docstring.
+    ours above it (`with_response`); see also the module's docstring.
     """
     return mix * batch.A + (1 - mix) * peer_log_ratio(batch, context)
 
 
 def answer_log_ratio(batch: Batch, context: Context) -> Tensor:
     """log pi'(y_t) - log pi(y_t), (B, T), where pi' also sees the answer."""
-    problems = [context.task.informed(batch.problem_of(row)) for row in range(len(batch.rewards))]
+    task = context.task
+    problems = [with_answer(task, batch.problem_of(row)) for row in range(len(batch.rewards))]
     return informed_log_ratio(batch, problems, context)
 
 
@@ -140,7 +159,9 @@ def peer_log_ratio(batch: Batch, context: Context) -> Tensor:
     problems = []
     for row, solutions in enumerate(peers):
         problem = batch.problem_of(row)
-        problems.append(context.task.shown(problem, solutions[0]) if solutions else problem)
+        if solutions:
+            problem = with_response(context.task, problem, solutions[0])
+        problems.append(problem)
     log_ratio = informed_log_ratio(batch, problems, context)  # (B, T)
     log_ratio[[not solutions for solutions in peers]] = 0.0
     return log_ratio

@@ -6,14 +6,16 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context
-from credit.measures import group_moments
 from credit.rules import rule
 from lab.rules.oar import needs_box
 from lab.tools import reward_model
+from lab.tools.moments import group_moments
 from lab.tools.teacher import load_for
 
 if TYPE_CHECKING:
     from harness.run import Run
+
+LINES = "embedded", "words"  # tasks in which each line is a step; elsewhere a paragraph is
 
 
 def load(run: "Run", *, model: str = "", **options: object) -> None:
@@ -33,7 +35,7 @@ def step_scores(batch: Batch, context: Context) -> list[tuple[Tensor, Tensor]]:
         questions,
         batch.rollouts,
         context.tokenizer,
-        context.task.step_end,
+        "\n" if context.task.name in LINES else "\n\n",
         context.micro_tokens,
     )
 

@@ -1,7 +1,7 @@
 """Credit against the truth: how well its weights find the first error, for `lab.studies.diagnose`.
 
 How well do weights tell a wrong rollout's tokens from its first error on from those before it, and
-how far off does the largest weight lie (`measures.localisation`, `peak`)? For every credit method,
+how far off does the largest weight lie (`where.localisation`, `peak`)? For every credit method,
 and for SHEAR with one setting changed at a time. Intervals are 90% jackknife intervals over 20 sets
 of groups.
 
@@ -21,11 +21,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from credit.batch import Batch, Context, effective_weights
-from credit.measures import around, localisation, peak, shares_by_part
 from credit.rules import assign_credit
 from credit.settings import Credit, Shear
 from grpo import cat_padded
 from lab.studies.needs import WITH_ADAPTER, WITH_MODEL
+from lab.studies.where import around, localisation, peak, shares_by_part, wrong_steps
 
 FOLDS = 20  # sets of groups that the jackknife leaves out in turn; no group is split
 
@@ -44,7 +44,7 @@ def against_truth(methods: Iterable[str], context: Context, batches: list[Batch]
     -log pi, is added to the settings. What cannot be measured is printed, with the reason.
     """
     shear = context.shear
-    errors = [batch.true_errors(context.task, context.tokenizer) for batch in batches]
+    errors = [wrong_steps(batch, context) for batch in batches]
     wrong_step = torch.cat(errors)  # (B, 3)
     wrong_step = torch.where(wrong_step[:, :1] > 0, wrong_step, -1)  # a first token has none before
     mask = cat_padded([batch.rollouts.mask for batch in batches])  # (B, T)

@@ -27,7 +27,6 @@ with its 90% interval (Student's t) and the number of seeds on which it is posit
     curve            mean reward of all training steps
     held out         accuracy on `--heldout` (256) problems after training, sampled as in training
     AUC              of the weights against the true first error, before / after training
-    wrong step       AUC of the wrong step against all other tokens, before / after training
     weight, share    mean weight of tokens, and the share of them that it is spread over
 
 Left out: several GPUs, and process reward models outside the embedded task: run train.py for these;
@@ -432,7 +431,8 @@ def table_of(trials: pd.DataFrame, cell: Cell) -> list[dict[str, str]]:
             line[title] = f"{own[outcome].mean():.3f}"
             line[f"D, {title}"] = "" if name == "grpo" else with_interval(more[outcome])
         for title, auc in (("AUC", "auc"), ("wrong step", "auc_step")):
-            line[title] = f"{mean_of(own[f'before.{auc}'])} / {mean_of(own[f'after.{auc}'])}"
+            if auc == "auc" or trials[f"before.{auc}"].notna().any():  # recorded trials have it
+                line[title] = f"{mean_of(own[f'before.{auc}'])} / {mean_of(own[f'after.{auc}'])}"
         line["weight"] = mean_of(own["weight_mean"])
         line["share"] = mean_of(own["ess"])
         table.append(line)

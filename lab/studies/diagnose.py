@@ -83,7 +83,7 @@ from lab.tools.spans import closest_in
 from lab.tools.teacher import load_for
 from tasks.errors import BadInput
 from tasks.plug import look_up, use
-from tasks.problems import empty_task
+from tasks.problems import math
 
 # Flags of train.py that are useless here.
 REFUSED = "method name resume ranks use"
@@ -187,7 +187,7 @@ def read_all(groups: list[Prefixes], context: Context, out: Path) -> tuple[list[
         batch = score_group(group, context)
         weights = {method: weights_of(batch, context, method) for method in methods}
         closest.append(closest_in(batch, context))
-        of_group = sample_rows(0, context.tokenizer, context.task, batch, weights)
+        of_group = sample_rows(0, context.tokenizer, context.task, batch, weights, group=0)
         for row, spans in zip(of_group, closest[-1], strict=True):
             row["spans"] = [span._replace(distance=round(span.distance, 4)) for span in spans]
         rows += of_group
@@ -206,7 +206,7 @@ def from_file(
     assert flags.rollouts and model_name  # --rollouts is of task math, which needs --model
     tokenizer = load_tokenizer("--model", model_name)
     config = replace(config, template=template_of(config.template, model_name, tokenizer))
-    task, _ = empty_task("math", config, tokenizer, model_name)
+    task, _ = math(config, tokenizer, model_name, problems=[])
     groups = read_solutions(flags.rollouts, config, task, tokenizer)
     model = load_model(model_name, ranks.device, tokenizer).eval()
     round_weights(model, getattr(torch, config.dtype))

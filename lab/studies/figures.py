@@ -35,12 +35,13 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
-from credit.measures import auc
+from lab.studies.where import auc_of
 from lab.tools.curve import FAINT, INK, RIGHT, WRONG
 
 SIDES = {"right": RIGHT, "wrong": WRONG}  # name -> colour
@@ -183,7 +184,10 @@ def fig_3_separation(spans: pd.DataFrame, path: Path, bins: int = 8) -> dict:
                 medianprops={"color": "white"},
                 label=f"spans of {side} rollouts",
             )
-        result["auc"] = list(map(auc, success["right"], success["wrong"]))
+        result["auc"] = [
+            auc_of(torch.tensor(right.to_numpy()), torch.tensor(wrong.to_numpy()))
+            for right, wrong in zip(success["right"], success["wrong"], strict=True)
+        ]
         line.plot(distances.index, np.array(result["auc"], dtype=float), "o-", color=INK)
         line.axhline(0.5, color=FAINT, lw=1, ls=":")
         bin_label = "distance bin, near to far, about equally many spans each"

@@ -293,7 +293,7 @@ def test_controls_are_those_of_training(look):
     """
     (rows,) = groups_of("controls")
     places = [row["first_error"] for row in rows]
-    found = [place and FirstError(*place, wrong=place[0]) for place in places]
+    found = [place and FirstError(*place) for place in places]
     task = SimpleNamespace(first_error=lambda problem, tokens: found[int(tokens[0])])
     mask = torch.ones(4, 4, dtype=torch.bool)
     scores = [math.nan if row["score"] is None else row["score"] for row in rows]

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 from credit.batch import effective_weights
 from grpo import to_padded
+from lab.studies.where import wrong_steps
 from shear import closest_spans, shear_weights
 from tasks import toy
 from tasks.problems import Task
@@ -78,7 +79,7 @@ def test_cliff(prefix):
 
     def first_error(problem, tokens):
         place = errors[texts[int(tokens[0])]]
-        return None if place is None else toy.FirstError(place, "copy", place + 1, place)
+        return None if place is None else toy.FirstError(place, "copy", place + 1)
 
     task = Task("embedded", [], [], None, None, first_error=first_error)
     batch = as_told(batch, tokenizer=NumberTokenizer(), task=task)
@@ -107,7 +108,8 @@ def test_true_errors_and_the_oracle(told):
     batch = batch_of(torch.tensor([1.0, 0, 0, 1]), rollouts, 4, problems=[problem])
     batch = replace(told, **vars(batch))
     places = batch.true_errors(told.task, told.tokenizer)
-    assert places.tolist() == [[-1, -1, -1], [0, 12, 10], [-1, -1, -1], [-1, -1, -1]]
+    assert places.tolist() == [[-1, -1], [0, 12], [-1, -1], [-1, -1]]
+    assert wrong_steps(batch, told)[1].tolist() == [0, 12, 10]
     expected = 1.0 * rollouts.mask
     expected[1, 12:] = 0
     assert torch.equal(weights_of("oracle", batch), expected)
@@ -124,7 +126,7 @@ def test_the_oracle_can_keep_the_sum_of_a_rollout():
 
     def first_error(problem, tokens):
         place = steps[int(tokens[0])]
-        return place and toy.FirstError(place[0], "copy", place[1], place[0])
+        return place and toy.FirstError(place[0], "copy", place[1])
 
     task = Task("embedded", [], [], None, None, first_error=first_error)
     batch = as_told(batch, tokenizer=NumberTokenizer(), task=task)

@@ -21,7 +21,6 @@ from builders.runs import run_of
 from builders.stand_ins import replace_sampler
 from scipy.stats import spearmanr
 
-from credit.measures import around, peak, shares_by_part
 from credit.rules import RULES
 from credit.settings import Shear
 from grpo import Policy, Rollouts, rollout, score
@@ -31,6 +30,7 @@ from lab.studies import diagnose, figures, prefixes
 from lab.studies.advantages import jackknife_half, measure_place
 from lab.studies.needs import MADE, WITH_ADAPTER
 from lab.studies.prefixes import SPANS, Prefixes
+from lab.studies.where import around, peak, shares_by_part
 from lab.tools import page, teacher
 from rewards import Verdict
 from tasks import toy
@@ -357,7 +357,7 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     # count: say that it starts later in some
     def first_error(problem, text):
         start = 4 * (text[-2] in "02468")
-        return toy.FirstError(start, "arith", 12, start)
+        return toy.FirstError(start, "arith", 12)
 
     monkeypatch.setattr(toy, "first_error", first_error)
     monkeypatch.setattr(teacher, "make_prm", functools.partial(teacher.make_prm, steps=2))

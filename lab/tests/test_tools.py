@@ -43,13 +43,18 @@ def test_the_curve_is_drawn_from_what_a_run_has_written(ended, tmp_path, monkeyp
     drawn = []
     save = "matplotlib.figure.Figure.savefig"
     monkeypatch.setattr(save, lambda figure, *_, **options: drawn.append(figure.axes))
-    known = METRICS | dict(step=2, weight_before=0.1, weight_after=0.3, eps_over_nbar=0.05)
-    equal = known | dict(step=3, equal_groups=1.0, weight_mean=1.0, weight_before=None)
+    known = METRICS | dict(step=2, eps_over_nbar=0.05)
+    equal = known | dict(step=3, equal_groups=1.0, weight_mean=1.0)
     rows = [{"before": BEFORE}, METRICS | {"step": 1}, known, equal]
     if ended:
         rows.append({"after": BEFORE | {"greedy": (0.5, 0.1, 512)}})
     files.write_json(tmp_path / "config.json", RUN)
     files.append_rows(tmp_path / "metrics.jsonl", rows)
+    wrong = {"step": 2, "score": 0, "advantage": -1, "first_error": [1, "copy", 2]}
+    samples = [wrong | {"weights": {"shear": weights}} for weights in ([0.1, 0.4], [0.1, 0.3, 0.2])]
+    samples += [samples[0] | other for other in ({"first_error": None}, {"advantage": 0})]
+    samples.append(samples[0] | {"step": 3, "first_error": [0, "copy", 2]})
+    files.append_rows(tmp_path / "samples.jsonl", samples)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "rew')  # as a run leaves it that writes just now
     run_well(curve, tmp_path)
@@ -58,7 +63,7 @@ def test_the_curve_is_drawn_from_what_a_run_has_written(ended, tmp_path, monkeyp
     greedy = rewards.containers[0].lines[0].get_xydata().tolist()
     assert greedy == [[0, 0.344], [3, 0.5]][: 1 + ended]
     assert rewards.lines[0].get_xdata().tolist() == [1, 2, 3]
-    expected = [[0.264, 0.264, math.nan], [math.nan, 0.1, math.nan], [math.nan, 0.3, 0.3]]
+    expected = [[0.264, 0.264, math.nan], [math.nan, 0.1, math.nan], [math.nan, 0.3, 0.25]]
     expected += [[0.05 * math.log(12)] * 2, [0, 0]]
     for line, values in zip(weights.lines, expected, strict=True):
         assert line.get_ydata() == pytest.approx(values, nan_ok=True)
@@ -72,6 +77,7 @@ def test_a_curve_without_steps_is_refused(tmp_path, assert_refused, monkeypatch)
     files.append_rows(tmp_path / "metrics.jsonl", [{"before": BEFORE}])
     assert_refused(curve.main, [tmp_path], "has no step yet")
     files.append_rows(tmp_path / "metrics.jsonl", [METRICS])
+    files.append_rows(tmp_path / "samples.jsonl", [{"first_error": None}])
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert_refused(curve.main, [tmp_path], "pip install -r lab/requirements.txt")
 

@@ -18,7 +18,7 @@ from lab.tools.command import command
 from rewards import grade_math
 from tasks.errors import bad_input_on_error
 from tasks.problems import as_problem
-from tasks.rows import from_files
+from tasks.rows import from_file
 
 # A number and letters that may be a unit, and nothing else.
 LETTERS = re.compile(r"[-+0-9.,/\s]*[0-9]\s*(?:[mgshLlNWVJAtK]|[A-Za-z]{2,})")
@@ -28,9 +28,8 @@ WORKED = re.compile(r"\\boxed|\n\s*\S|[a-z0-9]\.\s+[A-Z]|(?:[A-Za-z]{2,}[\s,]+){
 
 def check_answers(file: tyro.conf.Positional[Path]) -> None:
     """Print how a file's answers are read, and which of their other forms are not right."""
-    _, _, rows = from_files([str(file)], str(file))
     count = 0
-    for count, row in enumerate(rows, 1):
+    for count, row in enumerate(from_file(str(file), str(file)), 1):
         with bad_input_on_error(f"{file}, row {count}", 'give rows with "answer" or "solution"'):
             gold = as_problem({"problem": "any"} | row, "math")["answer"]
         reading = reading_of(gold, row.get("solution"))

@@ -2,13 +2,15 @@
 
     python -m lab.tools.curve runs/NAME     # runs/NAME/curve.png
 
-It reads config.json and metrics.jsonl, also of a run that goes on, was interrupted or was resumed.
-The left panel has the reward, held-out accuracy and the share of groups without signal. The right
-one has the mean token weight, the weights before and after the first error where the rows have
-them, and the floor of the weights, which is Eq. (10) for equal spans.
+It reads config.json, metrics.jsonl and samples.jsonl, also of a run that goes on, was interrupted
+or was resumed. The left panel has the reward, held-out accuracy and the share of groups without
+signal. The right one has the mean token weight, the weights before and after the first error in the
+rollouts of samples.jsonl (one group per step, or all with `--keep-samples`), and the floor of the
+weights, which is Eq. (10) for equal spans.
 """
 
 import math
+import statistics
 import sys
 from pathlib import Path
 
@@ -34,6 +36,8 @@ def draw(run: tyro.conf.Positional[Path]) -> None:
     history = [row for row in rows if "step" in row]
     if not history:
         raise BadInput(f"{run / 'metrics.jsonl'}: has no step yet; wait for the first")
+    sides = weights_by_side(files.read_lines(run / "samples.jsonl"))
+    history = [sides.get(row["step"], {}) | row for row in history]
     evaluations = {}  # after how many steps -> accuracies
     done = 0
     for row in rows:
@@ -44,6 +48,22 @@ def draw(run: tyro.conf.Positional[Path]) -> None:
     path = run / "curve.png"
     plot(history, evaluations, settings, path)
     print(path)
+
+
+def weights_by_side(samples: list[dict]) -> dict[int, dict[str, float]]:
+    """By step, the mean weights before and after the true first errors of rollouts with credit."""
+    weights: dict[int, dict[str, list[float]]] = {}
+    for row in samples:
+        if row["first_error"] and row["score"] == 0 and row["advantage"]:
+            start = row["first_error"][0]
+            (of_tokens,) = row["weights"].values()  # the run's rule
+            of_step = weights.setdefault(row["step"], {"weight_before": [], "weight_after": []})
+            of_step["weight_before"] += of_tokens[:start]
+            of_step["weight_after"] += of_tokens[start:]
+    means = {}
+    for step, sides in weights.items():
+        means[step] = {name: statistics.mean(side) for name, side in sides.items() if side}
+    return means
 
 
 def plot(history: list[dict], evaluations: dict[int, dict], settings: dict, path: Path) -> None:

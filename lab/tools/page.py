@@ -26,7 +26,7 @@ Only the group that is shown is built.
 
 Left out: `response`, because weights belong to tokens (a character split over several tokens
 therefore shows as replacement marks), and `tests`, which can be large. Averages over a whole run
-are in `lab/tools/curve.py` and `credit/measures.py`.
+are in `lab/tools/curve.py` and metrics.jsonl.
 """
 
 import html

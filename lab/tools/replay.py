@@ -26,7 +26,7 @@ from lab.tools.command import command
 from rewards import Verdict, grade_all, style_of
 from tasks.errors import BadInput, bad_input_on_error
 from tasks.problems import grader
-from tasks.rows import from_files, lacks
+from tasks.rows import from_file, lacks
 from tasks.settings import Sandbox, Seconds
 
 # The types of what a row may have, besides "tests".
@@ -64,11 +64,10 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
 
     Raises BadInput.
     """
-    source, revision, table = from_files([path], path)
     needed = 'a row has "problem", "response", and "answer" or "tests": docs/evaluation.md'
     defaults = dict(model="replay", benchmark="replay", seed=0, truncated=False)
     lines = []
-    for number, row in enumerate(table, 1):
+    for number, row in enumerate(from_file(path, path), 1):
         line = {name: value for name, value in row.items() if value is not None}
         with bad_input_on_error(f"{path}, row {number}", needed):
             check_response(line)
@@ -102,8 +101,8 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
         data[name] = {
             "k": max(count for key, count in answered.items() if key[1] == name),
             "problems": len(of_set),
-            "source": source,
-            "revision": revision,
+            "source": path,
+            "revision": "",
             "window": None,
         }
     return rows, data

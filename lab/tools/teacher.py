@@ -27,8 +27,17 @@ from lab.tools.reward_model import (
     load_reward_model,
 )
 from tasks.errors import BadInput
-from tasks.lessons import pad_right, teach
-from tasks.toy import IDS, LINE, SYMBOL, apply, demonstrations, first_error, make_tokenizer
+from tasks.toy import (
+    IDS,
+    LINE,
+    SYMBOL,
+    apply,
+    demonstrations,
+    first_error,
+    make_tokenizer,
+    pad_right,
+    teach,
+)
 
 NO_RESULT = -100  # label of a line without work, which has no result
 

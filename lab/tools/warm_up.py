@@ -9,7 +9,6 @@ Left out: several ranks (one teaches, the others get its weights).
 import random
 from collections.abc import Callable
 from functools import partial
-from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -17,8 +16,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from grpo import Policy, Rollouts, pad_left, token_ids
 from lab.fast.packing import packing_of
+from rewards import last_box
 from tasks.errors import BadInput
-from tasks.lessons import demonstrate_batch, pad_right, teach
+from tasks.toy import pad_right, teach
 
 if TYPE_CHECKING:
     from credit.batch import Context
@@ -45,8 +45,14 @@ def lessons_by_solutions(context: "Context") -> Callable[..., float]:
         tokenizer=context.tokenizer,
         prompt=task.prompt,
         make=partial(random.Random(f"lessons {context.seed}").choice, solved),
-        show=itemgetter("solution"),
+        show=with_box,
     )
+
+
+def with_box(problem: dict) -> str:
+    """What a lesson shows: the solution, with the answer in a box below it if it has none."""
+    solution = problem["solution"]
+    return solution if last_box(solution) else f"{solution}\n\\boxed{{{problem['answer']}}}"
 
 
 def imitate(
@@ -68,14 +74,19 @@ def imitate(
 
     def batch_loss() -> Tensor:
         """Minus the mean log-probability of the response tokens of a batch of demonstrations."""
-        pairs = demonstrate_batch(PER_BATCH, make, show, forbidden)
-        prompts = token_ids(tokenizer, [prompt(problem) for problem, _ in pairs])
-        texts = [response for _, response in pairs]
+        problems: list[dict] = []
+        texts: list[str] = []
+        while len(problems) < PER_BATCH:
+            problem = make()
+            if problem["problem"] not in forbidden:
+                problems.append(problem)
+                texts.append(show(problem))  # at once, as both may draw from one generator
+        prompts = token_ids(tokenizer, list(map(prompt, problems)))
         responses = [[*ids, tokenizer.eos_token_id] for ids in token_ids(tokenizer, texts)]
         prompt_ids, prompt_mask = pad_left(prompts, 0, model.device)  # (8, P), (8, P)
         ids = pad_right(responses, -1, model.device)  # (8, T)
         mask = ids >= 0  # (8, T)
-        truncated = mask.new_zeros(len(pairs))  # (8,) bool
+        truncated = mask.new_zeros(len(texts))  # (8,) bool
         rollouts = Rollouts(prompt_ids, prompt_mask, ids.clamp_min(0), mask, truncated, texts)
         return -policy(rollouts, 1.0).log_probs[mask].mean()
 

@@ -33,20 +33,16 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from itertools import accumulate, pairwise
+from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from lab.tools.warm_up import imitate
 from rewards import box_place
 from tasks import problems
-from tasks.lessons import (
-    MADE_PROBLEMS,
-    FirstError,
-    draw_apart,
-    result_of,
-)
-from tasks.problems import Task
+from tasks.problems import FirstError, Task
 from tasks.settings import Problems
+from tasks.toy import MADE_PROBLEMS
 
 NAMES = "Tom Ann Ben Mia Leo Zoe Sam Eva Max Ivy".split()
 THINGS = "apples pens books coins cards shells stamps marbles".split()
@@ -84,6 +80,7 @@ EQUATION = re.compile(  # one operation; ends before its result, with which the 
     re.I,
 )
 IN_BOX = re.compile(rf"\D*?({NUMBER})\D*")
+Number = TypeVar("Number", int, Decimal)
 KINDS = "operand", "operator", "operand", "result"  # of a mistake, by the part that is wrong
 
 LENGTHS = 2, 2, 3, 3, 4, 5  # steps per problem, drawn with equal chances
@@ -100,13 +97,12 @@ def task(
     Raises BadInput.
     """
     rng = random.Random(f"demonstrations {settings.seed}")
-    plain, note = problems.empty_task("math", settings, tokenizer, model_name)
+    made = make_problems(MADE_PROBLEMS + settings.heldout, settings.seed)
+    plain, notes = problems.math(settings, tokenizer, model_name, problems=made)
     return replace(
         plain,
         name="words",
-        train=make_problems(MADE_PROBLEMS + settings.heldout, settings.seed),
         first_error=first_error,
-        step_end="\n",
         lessons=partial(
             imitate,
             tokenizer=tokenizer,
@@ -114,7 +110,7 @@ def task(
             make=partial(make_problem, rng),
             show=partial(demonstrate, rng=rng),
         ),
-    ), [note]
+    ), notes
 
 
 def make_problem(rng: random.Random) -> dict:
@@ -139,6 +135,11 @@ def make_problem(rng: random.Random) -> dict:
     return {"problem": text, "answer": str(value), "steps": steps, "name": name, "things": things}
 
 
+def result_of(op: str, left: Number, right: Number) -> Number:
+    """The result of an operation: + - or *."""
+    return {"+": left + right, "-": left - right, "*": left * right}[op]
+
+
 def _ways_to_tell(op: str, number: int, name: str, things: str) -> list[str]:
     """All the ways to tell what happens in a step."""
     return [event.format(name=name, n=number, things=things) for event in EVENTS[op]]
@@ -147,7 +148,11 @@ def _ways_to_tell(op: str, number: int, name: str, things: str) -> list[str]:
 def make_problems(count: int, seed: int) -> list[dict]:
     """`count` problems, all different."""
     rng = random.Random(f"words {seed}")
-    return draw_apart(0, count, lambda: make_problem(rng))[1]
+    problems: dict[str, dict] = {}
+    while len(problems) < count:
+        problem = make_problem(rng)
+        problems[problem["problem"]] = problem
+    return list(problems.values())
 
 
 def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str:
@@ -195,7 +200,7 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
     ends = list(accumulate(map(len, tokens)))  # where each token ends, in characters
     end = max(end, start + 1)  # a number that lacks digits is wrong at the character after it
     token = bisect_right(ends, start)
-    return FirstError(token, kind, bisect_left(ends, end) + 1, wrong=token)
+    return FirstError(token, kind, bisect_left(ends, end) + 1)
 
 
 def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
