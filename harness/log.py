@@ -90,11 +90,11 @@ def open_folder(run: Run) -> Iterator[None]:
         with fsdp.together(run.ranks):
             if run.ranks.main:
                 at_end.enter_context(files.locked_folder(run.folder))
-        if run.ranks.main:
-            if not config.resume:
-                write_config(config, run.folder)
-            print_plan(run)
         try:
+            if run.ranks.main:
+                if not config.resume:
+                    write_config(config, run.folder)
+                print_plan(run)
             yield
         except BaseException:
             if run.ranks.main and files.checkpoints_of(run.folder):

@@ -1,7 +1,6 @@
 """Problems of one's own: sizes, evaluation, samples."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from builders.commands import run_well, words_of
@@ -9,7 +8,6 @@ from builders.runs import config_from
 
 import eval as evaluate
 import train
-from harness import log
 from harness.files import append_rows, read_lines
 
 SIZES = "--task own --steps 1 --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 4 "
@@ -34,19 +32,9 @@ def problems_of(rows: list[dict]) -> set[str]:
 def test_own_problems_have_sizes_for_a_cpu(assert_refused):
     """Responses, spans and steps are short; a flag still decides."""
     own = config_from(words_of("--task own --model M --data F --lr 1e-4"))
-    assert (own.sampling.max_tokens, own.shear.window, own.optimisation.lr) == (256, 12, 1e-4)
-    assert own.problems.template == "auto" and not own.problems.warmup_steps
+    assert (own.max_tokens, own.window, own.lr) == (256, 12, 1e-4)
+    assert own.template == "auto" and not own.warmup_steps
     assert_refused(train.main, words_of("--task own --model M"), "--task own: needs --data")
-
-
-def test_the_time_of_a_run_is_told_after_the_first_evaluation(flags, tmp_path, capsys):
-    """An evaluation of 4 + 1 x 4 responses in 16 s: 2 s each, 16 s a step of 8, 80 s for five."""
-    run_well(train, flags, "--name run")
-    assert "sampling takes 0:00:0" in " ".join(capsys.readouterr().out.split())
-    task = SimpleNamespace(heldout=range(4))
-    config = config_from([*flags, "--steps", "5"])
-    log.print_time(SimpleNamespace(config=config, context=SimpleNamespace(task=task)), 16.0)
-    assert "takes 0:00:16 a step and 0:01:20 in all" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_run_is_evaluated_on_what_it_held_out(flags, tmp_path, monkeypatch, assert_refused):

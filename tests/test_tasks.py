@@ -21,7 +21,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from grpo import Rollouts
-from harness.config import PAPER_RECIPE
+from harness.config import Config
 from harness.files import append_rows
 from harness.load import make_task
 from rewards import grade_math
@@ -108,7 +108,7 @@ def test_prompts_that_leave_no_room_are_dropped_and_counted(qwen, tmp_path):
     _, task, notes = made_task(qwen, tmp_path, numbered(5) + long, 259, words)
     data = f"data {tmp_path / 'x.jsonl'}: 7 of 7 rows"
     dropped = "1 problems dropped: prompts of over 250 tokens"
-    assert [*notes[:2], notes[-1]] == [data, "template chat", dropped]
+    assert {data, "template chat", dropped} <= set(notes)
     assert task.grade.keywords == {"timeout_s": 3}
     assert (len(task.train), len(task.heldout)) == (4, 2)
 
@@ -134,16 +134,14 @@ def test_sizes_that_were_not_given_shrink_to_the_data_and_the_context(words, siz
 
 def sizes_of(config) -> tuple:
     """What shrinks."""
-    sampling = config
-    updates = config.prompts_per_update
-    return config.heldout, sampling.prompts_per_step, updates, sampling.max_tokens
+    return config.heldout, config.prompts_per_step, config.prompts_per_update, config.max_tokens
 
 
 def test_sets_that_are_large_enough_change_no_size(qwen, tmp_path):
     """Sizes stay at the context of Qwen2.5-Math-7B; a given size beyond the set is refused."""
     config, _, notes = made_task(qwen, tmp_path, numbered(800), 4096, "")
     assert not any(", not " in note for note in notes)
-    assert sizes_of(config) == (64, 512, sizes_of(PAPER_RECIPE)[2], 3000)
+    assert sizes_of(config) == (64, 512, sizes_of(Config())[2], 3000)
     with pytest.raises(BadInput, match="not more than --heldout 800"):
         made_task(qwen, tmp_path, [], 512, "--heldout 800")
 
