@@ -82,7 +82,7 @@ def say(text: str) -> None:
 def open_folder(run: Run) -> Iterator[None]:
     """Make and lock the run's folder, write config.json and print the plan.
 
-    If the run ends early, the last line says how to go on from what is there.
+    If the run ends early, a line says how to go on from what is there.
     """
     config = run.config
     run.folder = Path(config.out) / fsdp.from_main(config.name or free_name(config), run.ranks)

@@ -22,7 +22,7 @@ from shear import EPS, STRIDE, WINDOW, ClosestHook, Distances, shear_advantages
 from shear import shear_weights as weigh
 
 __all__ = ["race", "shear_weights", "token_advantages", "token_distances"]
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def shear_weights(
