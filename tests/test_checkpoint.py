@@ -3,9 +3,12 @@
 Nothing half-written is ever chosen.
 """
 
+import itertools
+import os
 import random
 import shutil
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,11 +17,12 @@ import pytest
 import torch
 from builders.commands import RUN_FLAGS, interrupt, run_well, words_of
 from builders.processes import in_another_process
-from builders.runs import assert_same_run
+from builders.runs import ALONE, assert_same_run, config_from
 from safetensors.torch import load_file
 
 import train
-from harness import checkpoint, files
+from harness import checkpoint, files, fsdp
+from harness.load import load_run
 
 SIZES = f"{' '.join(RUN_FLAGS)} --seed 1 --save-every 1 --keep 9 --name run"
 # Some of the flags that a resumed run cannot change.
@@ -161,6 +165,77 @@ def test_an_unfinished_checkpoint_is_never_chosen(whole, copied, monkeypatch):
     assert files.find_checkpoint(copied)[1]["step"] == 4
     resume(copied, "--steps 5")
     assert files.find_checkpoint(copied)[1]["step"] == 5 and not list(folder.glob(".*"))
+
+
+class Fault(Exception):
+    """A file operation that failed."""
+
+
+class Faults:
+    """Lets one of the changes of a folder fail: a file opened for writing, renamed or removed."""
+
+    def __init__(self):
+        self.folder = ""
+        self.left = 0  # changes until the one that fails; 0: none does
+        sys.addaudithook(self.hear)  # which nothing removes
+
+    def hear(self, event: str, details: tuple) -> None:
+        """Python calls it before each operation."""
+        if not self.left or event not in CHANGES or not str(details[0]).startswith(self.folder):
+            return
+        if event == "open" and not details[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+        self.left -= 1
+        if not self.left:
+            raise Fault(event)
+
+
+CHANGES = {"open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "shutil.rmtree"}
+
+
+@pytest.fixture(scope="module")
+def faults():
+    return Faults()
+
+
+def assert_same_tensors(one: Path, other: Path) -> None:
+    """All weights and moments of two checkpoints, to the bit."""
+    paths = sorted(path.relative_to(other) for path in other.rglob("*.safetensors"))
+    assert paths and paths == sorted(path.relative_to(one) for path in one.rglob("*.safetensors"))
+    for path in paths:
+        ours, theirs = (load_file(folder / path) for folder in (one, other))
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_save_that_fails_anywhere_leaves_a_whole_checkpoint(whole, copied, faults, tmp_path):
+    """Whichever of its file operations fails, the checkpoint that is chosen next is whole.
+
+    It is the one before, or the new one; with --keep 1 the one before is removed last.
+    """
+    run = load_run(config_from(["--resume", str(copied), "--keep", "1"]), ALONE)
+    run.folder = copied
+    fsdp.shard(run)
+    checkpoint.restore(run)
+    shutil.rmtree(copied / "checkpoints" / "step-000004")
+    chosen = []
+    for number in itertools.count(1):
+        run.folder = Path(shutil.copytree(copied, tmp_path / str(number)))
+        faults.folder = str(run.folder)
+        faults.left = number
+        try:
+            checkpoint.save(run, 4)
+            break
+        except Fault:
+            pass
+        found, about = files.find_checkpoint(run.folder)
+        assert_same_tensors(found, whole / "checkpoints" / found.name)
+        assert about["step"] == files.step_of(found)
+        chosen.append(about["step"])
+        checkpoint.discard_after(run.folder, about["step"])
+        assert not list((run.folder / "checkpoints").glob(".*"))
+    faults.left = 0
+    assert len(chosen) > 8 and chosen == sorted(chosen) and set(chosen) == {3, 4}
 
 
 def test_a_run_killed_at_a_random_moment_goes_on_exactly(whole, cut):
