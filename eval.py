@@ -112,7 +112,7 @@ from harness.log import markdown, mean_and_error, percent
 from harness.run import Parts, Ranks
 from harness.sampling import sample_step
 from rewards import Verdict
-from tasks.benchmarks import Benchmark, Loaded, load_sets, math_row
+from tasks.benchmarks import Loaded, load_sets
 from tasks.plug import use
 from tasks.problems import Task, digest_of, grader, text_task
 
@@ -174,13 +174,11 @@ def heldout_set(paths: list[str]) -> Loaded:
     for path in filter(files.run_of, paths):
         config, task = task_of_run(path)
         is_embedded = task.name == "embedded"
-        name = "embedded" if is_embedded else "heldout"
-        kind = "math" if task.reference == "answer" else "code"
         sets[digest_of(task.heldout)] = Loaded(
-            Benchmark(name, kind, 4 if is_embedded else 8, (), "", "", math_row),
+            "embedded" if is_embedded else "heldout",
+            "math" if task.reference == "answer" else "code",
+            4 if is_embedded else 8,
             [{"id": str(number)} | row for number, row in enumerate(task.heldout, 1)],
-            "",
-            "",
             max_tokens=config.max_tokens,
             task=task,
         )
@@ -204,19 +202,18 @@ def ask(
     Problems that a run held out keep its grader, and the embedded task its prompt. Raises BadInput.
     """
     template = template_of(config.template, path, tokenizer)
-    benchmark = loaded.benchmark
-    timeout = config.grade_timeout or benchmark.timeout_s
-    grade = grader(benchmark.kind, timeout, config.sandbox)
-    task = text_task(benchmark.kind, template, tokenizer, grade)
+    timeout = config.grade_timeout or loaded.timeout_s
+    grade = grader(loaded.kind, timeout, config.sandbox)
+    task = text_task(loaded.kind, template, tokenizer, grade)
     if loaded.task:
-        prompt = loaded.task.prompt if benchmark.name == "embedded" else task.prompt
+        prompt = loaded.task.prompt if loaded.name == "embedded" else task.prompt
         task = replace(loaded.task, prompt=prompt)
     prompts = [task.prompt(problem) for problem in loaded.problems]
     models.check_embedded("--model", path, outline, tokenizer, prompts)
     settings = {
         "digest": digest_of(loaded.problems),
         "problems": len(loaded.problems),
-        "k": config.samples or benchmark.k,
+        "k": config.samples or loaded.k,
         "temperature": config.temperature,
         "max_tokens": int(min(config.max_tokens, loaded.max_tokens)),
         "template": template,
@@ -227,7 +224,7 @@ def ask(
         "use": list(config.use),
     }
     lengths = [len(ids) for ids in token_ids(tokenizer, prompts)]
-    return Asked(benchmark.name, loaded.problems, task, tokenizer, prompts, lengths, settings)
+    return Asked(loaded.name, loaded.problems, task, tokenizer, prompts, lengths, settings)
 
 
 def identity_of(path: str) -> str:
@@ -272,8 +269,8 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
     with fsdp.together(ranks):  # an error here comes before any weights are loaded
         generate = generator(config)
         outlines = {path: models.load_outline(path) for path in paths}
-        names = list(config.bench) or [default_set(paths)]
-        sets = load_sets(names, list(config.data), {"heldout": partial(heldout_set, paths)})
+        names = config.bench or [default_set(paths)]
+        sets = load_sets(names, config.data, partial(heldout_set, paths))
         for path, loaded in itertools.product(paths, sets):
             asked[path].append(ask(loaded, path, *outlines[path], config))
     for loaded in sets if ranks.main else []:

@@ -8,12 +8,7 @@ import pytest
 
 from lab.tools import paper_tables
 from lab.tools.tables import paper_means, suite_of
-from tasks.benchmarks import BENCHMARKS
-
-SUITES = {
-    kind: [name for name, each in BENCHMARKS.items() if each.kind == kind]
-    for kind in ("math", "code")
-}
+from tasks.benchmarks import SUITES
 
 
 def test_the_papers_numbers_average_to_what_it_prints():

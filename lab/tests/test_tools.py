@@ -18,7 +18,7 @@ from harness.config import Config
 from harness.models import outline_of
 from lab.records.random_model import LARGE
 from lab.tools import answers, curve, plan, replay, select, smoke, tables
-from tasks.benchmarks import BENCHMARKS
+from tasks.benchmarks import SUITES
 
 CASES = Path(__file__).with_name("cases")
 (METRICS,) = cases("step.jsonl")
@@ -251,8 +251,7 @@ def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
     for run, checkpoints in averages.items():
         runs[run] = {}
         for step, average in enumerate(checkpoints, 1):
-            names = [name for name, each in BENCHMARKS.items() if each.kind == "math"]
-            means = dict.fromkeys(names, average)
+            means = dict.fromkeys(SUITES["math"], average)
             means |= {"aime24": average + 0.1, "amc23": average - 0.1}
             runs[run][str(step)] = {name: dict(mean=m, error=0.01) for name, m in means.items()}
     chosen = tables.select_checkpoints(runs, "Qwen2.5-Math-7B")

@@ -26,7 +26,7 @@ from harness import files
 from harness.log import markdown, percent
 from lab.tools.command import command
 from lab.tools.paper_tables import PAPER_TABLES, backbone_of
-from tasks.benchmarks import BENCHMARKS
+from tasks.benchmarks import SUITES
 from tasks.errors import BadInput, printable
 
 UNKNOWN = math.nan, math.nan  # mean and deviation where the paper gives none
@@ -145,8 +145,8 @@ def same_sets(results: Iterable[Results]) -> bool:
 
 def suite_of(names: Iterable[str]) -> str:
     """The suite, "math" or "code", that has exactly these sets; "" if none has."""
-    for suite in ("math", "code"):
-        if {name for name, each in BENCHMARKS.items() if each.kind == suite} == set(names):
+    for suite, members in SUITES.items():
+        if set(members) == set(names):
             return suite
     return ""
 
