@@ -13,7 +13,7 @@ import eval as evaluation
 from credit.settings import Shear
 from grpo import AT_ONCE, group_advantages, policy_loss
 from harness import config
-from harness.command import resolve
+from harness.load import resolve
 from rewards import grade_code, grade_math
 from shear import closest_spans, shear_weights
 from sinkhorn import sinkhorn
@@ -29,7 +29,7 @@ PLAIN = (
 def settings(*argv: str) -> dict:
     """What `train.py` resolves, but for the machine's own."""
     own = ("device", "dtype", "given", "digest")
-    values = config.flat(resolve(config.parse_train(argv)))
+    values = dataclasses.asdict(resolve(config.parse_train(argv)))
     return {name: value for name, value in values.items() if name not in own}
 
 
@@ -125,7 +125,7 @@ def test_help_shows_all_flags_with_their_defaults(command):
     text = said(command, "--help")
     assert max(len(line) for line in text.splitlines()) <= 80
     default = config.PAPER_RECIPE if command == "train.py" else evaluation.EvalConfig()
-    for name in set(config.flat(default)) - {"given", "digest", "saved"}:
+    for name in set(dataclasses.asdict(default)) - {"given", "digest", "saved"}:
         assert f"--{name.replace('_', '-')}" in text
     words = text.replace("│", "").split()
     assert f", {AT_ONCE} on a CPU." in " ".join(words)
@@ -149,7 +149,7 @@ def test_help_shows_all_flags_with_their_defaults(command):
 )  # fmt: skip
 def test_a_list_flag_given_twice_appends(parse, words, name, values):
     """Every command appends the values of a list flag; of other flags the last value counts."""
-    assert config.flat(parse(words.split()))[name] == values
+    assert dataclasses.asdict(parse(words.split()))[name] == values
 
 
 def test_every_number_has_bounds(capsys):
@@ -168,7 +168,7 @@ def test_every_number_has_bounds(capsys):
             config.read_flags(kind, [f"{config.flag(name)}={value}"])
         return config.flag(name) in capsys.readouterr().err
 
-    for name, value in config.flat(config.PAPER_RECIPE).items():
+    for name, value in dataclasses.asdict(config.PAPER_RECIPE).items():
         if type(value) in (int, float) or name == "grade_timeout":
             assert all(refuses(name, text) for text in ("nan", "1e3x", "9" * 40, "-" + "9" * 40))
     for name in "template eps_unit device dtype sandbox".split():
