@@ -224,6 +224,20 @@ def percent(value: float, error: float | None = None) -> str:
     return f"{percent(value)} ± {percent(error)}"
 
 
+def markdown(rows: list[dict[str, str]]) -> list[str]:
+    """The lines of a Markdown table whose columns are the rows' keys.
+
+    A cell that a row lacks is empty.
+    """
+    columns = []
+    for name in dict.fromkeys(name for row in rows for name in row):
+        cells = [name, *(row.get(name, "") for row in rows)]
+        width = max(map(len, cells))
+        cells.insert(1, "-" * width)
+        columns.append([cell.ljust(width) for cell in cells])
+    return [printable("| " + " | ".join(line) + " |") for line in zip(*columns, strict=True)]
+
+
 def write_evaluation(run: Run, when: str, found: dict) -> None:
     """Add an evaluation, "before" or "after", to metrics.jsonl.
 

@@ -1,8 +1,7 @@
-r"""The paper's ten benchmarks, and the embedded task's held-out set: what they are, and loading.
+r"""The paper's ten benchmarks: what they are, and loading.
 
     load_benchmark("math500", "file.jsonl")  -> Loaded: problems, and how they are graded
-    embedded_set(lines, heldout, seed)       -> Loaded, of the embedded task
-    load_sets(names, data, ...)              -> those that --bench and --data of eval.py name
+    load_sets(names, data, heldout)          -> those that --bench and --data of eval.py name
 
 Without a file a benchmark comes from the hub.
 
@@ -26,12 +25,11 @@ import json
 import math
 import pickle
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
 
-from tasks import toy
 from tasks.errors import BadInput, bad_input_on_error
 from tasks.problems import Task, as_problem
 from tasks.rows import from_file, from_hub, lacks
@@ -44,7 +42,7 @@ class Benchmark:
     """One of the sets: what it is, and how a row of its file becomes a problem."""
 
     name: str
-    kind: str  # "math", "code" or "embedded"
+    kind: str  # "math" or "code"
     k: int  # samples per problem, as in the paper
     counts: tuple[int, ...]  # numbers of rows that its published files have
     repo: str
@@ -53,20 +51,17 @@ class Benchmark:
     # Raises KeyError for a column that the row lacks, ValueError for one that is wrong.
     read: Callable[[dict], dict | None]
     timeout_s: float = 5.0  # for one response
-    window: str | None = None  # the days of the contests that are kept
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A benchmark's problems.
+    """A set to evaluate on. A problem is {"id", "problem", and "answer" or "tests"}."""
 
-    A problem is {"id", "problem", and "answer" or "tests"}.
-    """
-
-    benchmark: Benchmark
+    name: str
+    kind: str  # "math" or "code"
+    k: int  # samples per problem
     problems: list[dict]
-    source: str
-    revision: str = ""
+    timeout_s: float = 5.0  # for one response
     notes: list[str] = field(default_factory=list)
     max_tokens: float = math.inf  # a response that is longer cannot be right
     task: Task | None = None  # with graders of its own, of a run's held-out problems
@@ -195,27 +190,24 @@ SETS = [
     Benchmark("mbpp+", "code", 4, (378,), "evalplus/mbppplus", TEST,
               partial(mbpp_row, plus=True), 30.0),
     Benchmark("livecodebench", "code", 4, (175,), "livecodebench/code_generation_lite",
-              "test6.jsonl", livecodebench_row, 60.0, " to ".join(LCB_WINDOW)),
-    Benchmark("embedded", "embedded", 4, (), "toy.py", "", math_row),
+              "test6.jsonl", livecodebench_row, 60.0),
 ]  # fmt: skip
 BENCHMARKS = {benchmark.name: benchmark for benchmark in SETS}
-SUITES: dict[str, list[str]] = {"math": [], "code": [], "embedded": []}
+SUITES: dict[str, list[str]] = {"math": [], "code": []}
 for benchmark in SETS:
     SUITES[benchmark.kind].append(benchmark.name)
 ID_COLUMNS = ("task_id", "question_id", "unique_id", "id")  # what sets name a problem by
 
 
 def load_sets(
-    names: list[str],
-    data: list[str],
-    make_heldout: Mapping[str, Callable[[], Loaded]],
+    names: Sequence[str], data: Sequence[str], heldout: Callable[[], Loaded]
 ) -> list[Loaded]:
     """The benchmarks of these names and suites, from files or else from the hub.
 
-    `data` is a list of NAME=FILE; `make_heldout` has the names of sets that a run
-    holds out. Raises BadInput.
+    `data` is a list of NAME=FILE; `heldout` makes the set of that name, what a run held out. Raises
+    BadInput.
     """
-    known = [*SUITES, *BENCHMARKS, *make_heldout]
+    known = ["heldout", *SUITES, *BENCHMARKS]
     files: dict[str, str | None] = {}
     for name in map(str.lower, names):
         if name not in known:
@@ -224,13 +216,13 @@ def load_sets(
             files[benchmark] = None
     for text in data:
         name, _, file = text.partition("=")
-        if files.get(name, file) or name in make_heldout or not file:
+        if files.get(name, file) or name == "heldout" or not file:
             raise BadInput(
                 f"--data {text}: give NAME=FILE, once for a NAME of --bench: {', '.join(files)}"
             )
         files[name] = file
     return [
-        make_heldout[name]() if name in make_heldout else load_benchmark(name, path)
+        heldout() if name == "heldout" else load_benchmark(name, path)
         for name, path in files.items()
     ]
 
@@ -268,17 +260,4 @@ def load_benchmark(name: str, path: str | None = None) -> Loaded:
         notes.append(
             f"WARNING: {name}: {len(faults)} problems without a verdict (the first: {faults[0]})"
         )
-    return Loaded(benchmark, problems, path or f"{repo} (hub)", notes=notes)
-
-
-def embedded_set(lines: int, heldout: int, seed: int) -> Loaded:
-    """The held-out problems that `train.py` makes with these settings."""
-    _, problems = toy.make_problems(0, heldout, lines, seed)
-    problems = [{"id": str(number)} | problem for number, problem in enumerate(problems, 1)]
-    return Loaded(
-        BENCHMARKS["embedded"],
-        problems,
-        source=f"toy.py: chain, {lines} lines, seed {seed}",
-        revision=f"chain-{lines}-{seed}",
-        max_tokens=toy.response_tokens(lines),
-    )
+    return Loaded(name, benchmark.kind, benchmark.k, problems, benchmark.timeout_s, notes)

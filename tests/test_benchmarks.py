@@ -7,45 +7,40 @@ import math
 import pickle
 import zlib
 from dataclasses import replace
-from functools import partial
 from operator import itemgetter
 
 import huggingface_hub
-import pandas as pd
+import numpy as np
 import pytest
 import torch
 from builders.case_files import cases
 from builders.commands import MakesAFolder
 from builders.runs import ALONE
+from builders.small_models import save_model
 from builders.stand_ins import hear_no_other_ranks, replace_sampler
 from pyarrow import Table, parquet
 
-from grpo import Rollouts
-from harness import evaluation, tables
-from harness.eval_config import Protocol
-from harness.evaluation import Sampler, describe_set, pass_at_k, summarise
+import eval as evaluation
+from grpo import Rollouts, hf_generate
+from harness import files
 from harness.files import append_rows, read_lines, write_rows
+from harness.log import mean_and_error
 from harness.models import context_of
 from harness.run import Ranks
-from tasks import benchmarks, toy
+from tasks import benchmarks
 from tasks.benchmarks import BENCHMARKS, SUITES, Loaded, livecodebench_row, load_benchmark
 from tasks.errors import BadInput
 
 PUBLISHED = {case["set"]: case for case in cases("published.jsonl")}
 LCB = PUBLISHED["livecodebench"]["row"]
 CALLS = [{"input": "[1, 2]\n3", "output": "[4, 5]", "testtype": "functional"}]
-ONE = Protocol(template="plain", samples=1)
-TWO = Protocol(template="plain", samples=2, block=4)
+ONE = evaluation.EvalConfig("cpu", "float32", template="plain", samples=1)
+TWO = replace(ONE, samples=2, block=4)
 
 
 def pack(value) -> str:
     """Private tests as the hub has them."""
     return base64.b64encode(zlib.compress(pickle.dumps(value))).decode()
-
-
-def near(**expected) -> dict:
-    """A dictionary of about these numbers."""
-    return pytest.approx(expected, nan_ok=True)
 
 
 @pytest.fixture
@@ -78,12 +73,17 @@ def stand_in(monkeypatch):
 
 @pytest.fixture
 def ask(tiny, tmp_path):
-    """`evaluate_benchmark` of the untrained model, with its generations in a file."""
+    """A function by which the untrained model is asked a set, into tmp_path; it returns new rows."""
+    path = save_model(tmp_path / "model", *tiny)
 
-    def evaluate(loaded, protocol=ONE, ranks=ALONE, **options) -> list[dict]:
-        sampler = Sampler(tiny[0], tiny[1], "some/model", 0)
-        path = tmp_path / "generations.jsonl"
-        return evaluation.evaluate_benchmark(sampler, loaded, protocol, ranks, path, **options)
+    def evaluate(loaded, config=ONE, ranks=ALONE, seeds=(0,)) -> list[dict]:
+        asked = evaluation.ask(loaded, path, *tiny, config)
+        blocks = evaluation.blocks_of(path, "weights", [asked], seeds)
+        done = evaluation.finished(tmp_path)
+        todo = [block for block in blocks if evaluation.key_of(block.head) not in done]
+        before = len(read_lines(tmp_path / "generations.jsonl")) if done else 0
+        evaluation.sample_blocks(todo, config, hf_generate, ranks, tmp_path)
+        return read_lines(tmp_path / "generations.jsonl")[before:]
 
     return evaluate
 
@@ -102,80 +102,73 @@ def load(tmp_path):
 def math_set(count: int) -> Loaded:
     """Problems told apart by their number, each asking for it."""
     problems = [{"id": str(i), "problem": f"Say #{i}.", "answer": str(i)} for i in range(count)]
-    return Loaded(BENCHMARKS["math500"], problems, "made", "0")
+    return Loaded("math500", "math", 1, problems)
 
 
 # ---- numbers -------------------------------------------------------------------------------------
 
 
-def rows_of(seed: int = 0, **scores: list) -> list[dict]:
+def rows_of(model: str = "m", name: str = "set", **scores: list) -> list[dict]:
     """Rows of each problem with these scores."""
     reasons = {1: "correct", 0: "wrong", None: "infra_error"}
+    settings = {"problems": len(scores), "k": max(map(len, scores.values())), "max_tokens": 9}
     rows = []
-    for name, values in scores.items():
-        rows += [dict(problem=name, score=s, reason=reasons[s], seed=seed) for s in values]
+    for problem, values in scores.items():
+        for score in values:
+            row = dict(model=model, set=name, weights="", seed=0, limit=9, settings=settings)
+            rows.append(row | dict(problem=problem, score=score, reason=reasons[score]))
     return rows
 
 
 def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
     """Problem means 1, 1/2, 0 have mean 1/2, standard deviation 1/2 and error 1/2 / sqrt(3).
 
-    Pooled samples would give an error of 0.151. pass@k is 1 - C(n-c, k) / C(n, k), the mean over
-    all draws of k without putting back.
+    Pooled samples would give an error of 0.151.
     """
-    rows = rows_of(a=[1] * 4, b=[1, 0, 1, 0], c=[0] * 4)
-    found = summarise(rows, passes=(1, 2, 4, 5))
-    assert {
-        name: found[name] for name in ("mean", "error", "problems", "samples", "right")
-    } == near(mean=0.5, error=0.5 / math.sqrt(3), problems=3, samples=12, right=6)
-    passes = [found[f"pass@{k}"] for k in (1, 2, 4, 5)]
-    assert passes == pytest.approx([0.5, (1 + (1 - 1 / 6) + 0) / 3, 2 / 3, math.nan], nan_ok=True)
-    right = pd.Series([1, 2, 0, 3])
-    samples = pd.Series([4, 5, 5, 5])
-    assert list(pass_at_k(right, samples, 3)) == pytest.approx([0.75, 0.9, 0, 1])
+    scores = evaluation.scores_of(rows_of(a=[1] * 4, b=[1, 0, 1, 0], c=[0] * 4))
+    assert scores == {"a": 1, "b": 0.5, "c": 0}
+    found = mean_and_error(np.array(list(scores.values())))
+    assert found == pytest.approx((0.5, 0.5 / math.sqrt(3), 3))
 
 
-def test_what_could_not_be_graded_is_in_no_mean_and_counted():
-    """A problem without a graded sample does not count; shares are of the graded samples."""
+def test_what_could_not_be_graded_is_in_no_mean_and_counted(capsys):
+    """A problem without a graded sample does not count."""
     rows = rows_of(a=[1, None], b=[0, 0], c=[None, None])
-    rows[2]["reason"] = rows[3]["reason"] = "truncated"
-    found = summarise(rows)
-    del found["error"], found["right"]
-    assert found == near(
-        mean=0.5, problems=2, samples=3, infra_errors=3, truncated=2 / 3, no_answer=0
-    )
-    assert math.isnan(summarise(rows_of(a=[None]))["mean"])
+    assert evaluation.scores_of(rows) == {"a": 1, "b": 0}
+    evaluation.print_table(rows)
+    printed = capsys.readouterr().out
+    assert "3 infra_error" in printed and "3 could not be graded, and are in no number" in printed
+    assert "| m             | 50.0 ± 50.0 |" in printed
+    evaluation.print_table(rows_of(a=[None]))
+    assert "| m             | -   |" in capsys.readouterr().out
 
 
-def test_seeds_and_models_are_compared():
-    """The seeds' means are 1/2 and 1: 3/4 ± 0.354.
-
-    Models' differences by problem are 1, 0, 1, with an error of 1/3; unpaired it would be larger.
-    """
-    found = summarise(rows_of(0, a=[1], b=[0]) + rows_of(7, a=[1], b=[1]))
-    assert found["seeds"] == {"0": 0.5, "7": 1.0} and found["seed_mean"] == 0.75
-    assert found["seed_std"] == pytest.approx(math.sqrt(0.125))
+def test_models_are_compared_by_problem(capsys):
+    """Differences by problem are 1, 0, 1, with an error of 1/3; unpaired it would be larger."""
     before = rows_of(a=[0], b=[1], c=[0], d=[1])
-    after = rows_of(a=[1], b=[1], c=[1], d=[None])
-    assert evaluation.paired_difference(before, after) == near(mean=2 / 3, error=1 / 3, problems=3)
+    evaluation.print_table(before + rows_of("n", a=[1], b=[1], c=[1], d=[None]))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split("|")[2].strip() for line in lines[-3:]] == [
+        "50.0 ± 28.9",
+        "100.0 ± 0.0",
+        "66.7 ± 33.3",
+    ]
 
 
-def test_several_benchmarks_end_in_their_average():
-    """Means .1 to .5 ± .01 give 30 ± .01 / sqrt(5); a gain of more than 1.96 errors is marked."""
-    usual = summarise(rows_of(a=[1], b=[0])) | {"error": 0.01}
-    models = {"a": {}, "b": {}}
-    for place, name in enumerate(SUITES["math"], 1):
-        models["a"][name] = usual | {"mean": place / 10}
-        models["b"][name] = usual | {"mean": place / 10 + 0.1}
-    models["a"]["amc23"]["infra_errors"] = 3
-    data = {name: {"k": 8} for name in models["a"]}
-    gaps = {name: {"mean": 0.1, "error": 0.06} for name in models["a"]}
-    gaps["amc23"]["error"] = 0.05
-    lines = tables.result_table(models["a"], data, partial(tables.no_columns, {}))
-    assert any("average" in line and "30.0 ± 0.4" in line for line in lines)
-    assert any("amc23" in line and line.rstrip(" |").endswith("3") for line in lines)  # not graded
-    marked = [line for line in tables.side_by_side(models, {"b": gaps}) if " * " in line]
-    assert len(marked) == 1 and "amc23" in marked[0]
+def test_several_sets_end_in_their_average(capsys):
+    """Means .1 to .5 ± .01 give 30 ± .01 / sqrt(5); a model that lacks a set has none."""
+    results = [(place / 10, 0.01) for place in range(1, 6)]
+    assert evaluation.average(results) == pytest.approx((0.3, 0.01 / math.sqrt(5)))
+    rows = rows_of(a=[1], b=[0]) + rows_of("m", "other", a=[1], b=[1]) + rows_of("n", a=[1], b=[1])
+    evaluation.print_table(rows)
+    *_, title, _, first, second, gain = capsys.readouterr().out.splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in (title, first, second)]
+    assert cells == [
+        ["avg@k ± SE, %", "set", "other", "average"],
+        ["m", "50.0 ± 50.0", "100.0 ± 0.0", "75.0 ± 25.0"],
+        ["n", "100.0 ± 0.0", "-", "-"],
+    ]
+    assert "| gain          | 50.0 ± 50.0 | -           | -           |" in gain
 
 
 # ---- loaders -------------------------------------------------------------------------------------
@@ -191,7 +184,6 @@ def test_a_row_of_the_published_layout_becomes_a_problem(name, load):
     assert problem["problem"].startswith(case["problem"]) and problem["id"] == case["id"]
     counts = " or ".join(map(str, BENCHMARKS[name].counts))
     assert f"1 rows, {counts} expected" in loaded.notes[0]
-    assert len(describe_set(loaded, Protocol())["digest"]) == 12
 
 
 def test_the_right_count_is_no_warning(load):
@@ -215,7 +207,6 @@ def test_the_hubs_files_are_found_by_pattern(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *wanted, **options: folder)
     loaded = load_benchmark("humaneval")
     assert len(loaded.problems) == 1
-    assert loaded.source == "openai/openai_humaneval (hub)"
     with pytest.raises(BadInput, match=r"500 on the hub: .*no file is named test.jsonl.; give"):
         (folder / "test.jsonl").unlink()
         load_benchmark("math500")
@@ -232,7 +223,7 @@ def test_names_and_suites_are_loaded_once_and_others_refused(tmp_path):
     """Sets come in the order asked for, from their files; a refusal lists the names that exist."""
 
     def load_all(names, *data):
-        return benchmarks.load_sets(names, data, {"embedded": lambda: "embedded"})
+        return benchmarks.load_sets(names, data, lambda: "of a run")
 
     data = []
     for name in SUITES["math"]:
@@ -240,15 +231,17 @@ def test_names_and_suites_are_loaded_once_and_others_refused(tmp_path):
         write_rows(path, [PUBLISHED[name]["row"]])
         data.append(f"{name}={path}")
     loaded = load_all(["MATH", "aime24"], *data)
-    assert [each.benchmark.name for each in loaded] == list(SUITES["math"])
-    assert [each.source for each in loaded] == [line.partition("=")[2] for line in data]
-    assert load_all(["embedded"]) == ["embedded"]
-    message = "--bench gsm8k: no such benchmark; give math, code, embedded, aime24"
+    assert [each.name for each in loaded] == SUITES["math"] and len(loaded) == 5
+    assert [each.problems[0]["id"] for each in loaded] == [
+        PUBLISHED[name]["id"] for name in SUITES["math"]
+    ]
+    assert load_all(["heldout"]) == ["of a run"]
+    message = "--bench gsm8k: no such benchmark; give heldout, math, code, aime24"
     with pytest.raises(BadInput, match=message):
         load_all(["gsm8k"])
-    for text in ("amc23=x", "math500", "math500=", "embedded=x", f"aime24={path}"):
+    for text in ("amc23=x", "math500", "math500=", "heldout=x", f"aime24={path}"):
         with pytest.raises(BadInput, match=f"--data {text}: give NAME=FILE"):
-            load_all(["math500", "aime24", "embedded"], data[0], text)
+            load_all(["math500", "aime24", "heldout"], data[0], text)
 
 
 # ---- LiveCodeBench -------------------------------------------------------------------------------
@@ -267,7 +260,6 @@ def test_livecodebench_calls_and_window(load):
     tests = {"fn_name": "add", "inputs": [[[1, 2], 3]] * 2, "outputs": [[4, 5]] * 2}
     assert first["tests"] == tests and "class Solution:" in first["problem"]
     assert (first["id"], last["id"]) == ("2 abc1", "3 abc1")
-    assert describe_set(loaded, Protocol())["window"] == "2025-02-01 to 2025-05-31"
 
 
 def test_a_payload_that_does_not_decode_has_no_tests(tmp_path, stand_in, load, ask):
@@ -291,10 +283,11 @@ def test_a_payload_that_does_not_decode_has_no_tests(tmp_path, stand_in, load, a
         with contextlib.nullcontext() if cut else pytest.warns(RuntimeWarning, match="no verdict"):
             made = ask(loaded, TWO)
         assert [row["reason"] for row in made] == ["infra_error"] * 2 + [reason] * 2
-        assert summarise(made)["infra_errors"] == 2
+        assert [row["score"] for row in made[:2]] == [None, None]
+        (tmp_path / "generations.jsonl").unlink()
 
 
-# ---- evaluate_benchmark --------------------------------------------------------------------------
+# ---- sampling and grading ------------------------------------------------------------------------
 
 
 def test_known_answers_of_each_kind(stand_in, load, ask):
@@ -330,21 +323,20 @@ def test_what_is_done_is_not_done_again_and_order_does_not_matter(stand_in, tmp_
     assert [len(call["prompts"]) for call in calls] == [2] * 6
     places = [(row["problem"], row["sample"]) for row in whole[:4]]
     assert places == [("0", 0), ("0", 1), ("1", 0), ("1", 1)]
-    assert whole[0]["model"] == "some/model"
     draws = [call["draw"] for call in calls]
     assert len(set(draws)) == 6
     calls.clear()
-    other = [whole[0] | {"benchmark": "amc23"}]
+    other = [whole[0] | {"set": "amc23", "of": 1}]
     write_rows(path, whole[:7] + 2 * whole[8:12] + whole[16:20] + other)
-    done = evaluation.finished_blocks(path, [loaded], TWO)
+    evaluation.finished(tmp_path)
     assert read_lines(path) == whole[:4] + whole[16:20] + other
-    ask(loaded, TWO, seeds=[0, 5], done=done)
+    ask(loaded, TWO, seeds=[0, 5])
     assert [call["draw"] for call in calls] == [draws[place] for place in (1, 2, 3, 5)]
-    key = itemgetter("benchmark", "seed", "problem", "sample")
+    key = itemgetter("set", "seed", "problem", "sample")
     assert sorted(read_lines(path), key=key) == other + sorted(whole, key=key)
 
 
-def test_ranks_make_together_what_one_makes(stand_in, monkeypatch, ask):
+def test_ranks_make_together_what_one_makes(stand_in, monkeypatch, tmp_path, ask):
     """Two ranks take blocks in turn; an odd number leaves the second idle."""
     loaded = math_set(6)
     calls = stand_in({"": r"\boxed{1}"})
@@ -352,36 +344,37 @@ def test_ranks_make_together_what_one_makes(stand_in, monkeypatch, ask):
     draws = [call["draw"] for call in calls]
     calls.clear()
     hear_no_other_ranks(monkeypatch)
-    parts = []
+    written = []  # by both ranks, which would not wait for each other
+    monkeypatch.setattr(files, "append_rows", lambda path, rows: written.extend(rows))
+    monkeypatch.setattr(Ranks, "main", True)
     for rank in (0, 1):
-        parts += ask(loaded, TWO, Ranks(rank, 2, ALONE.device))
+        (tmp_path / "generations.jsonl").write_text("")
+        ask(loaded, TWO, Ranks(rank, 2, ALONE.device))
     assert [call["draw"] for call in calls] == [draws[0], draws[2], draws[1]]
-    assert sorted(parts, key=itemgetter("problem", "sample")) == alone
+    assert sorted(written, key=itemgetter("problem", "sample")) == alone
 
 
-def test_the_limit_leaves_room_for_the_prompt(stand_in, tiny, ask):
+def test_the_limit_leaves_room_for_the_prompt(stand_in, tiny, ask, capsys):
     """A long problem gets the rest of the context as its limit, and no problem is left out.
 
-    The lowest limit holds: the set's own, or the protocol's.
+    The lowest limit holds: the set's own, or the flag's. A warning tells of lower ones.
     """
     model, tokenizer = tiny
     context = context_of(model)
-    problems = [*toy.make_problems(0, 2, 2, 0)[1], {"problem": "1" * context, "answer": "1"}]
-    problems = [problem | {"id": str(i)} for i, problem in enumerate(problems)]
-    loaded = Loaded(BENCHMARKS["embedded"], problems, "made", "0")
+    texts = "1", "12", "1" * context
+    problems = [{"id": text[:3], "problem": text, "answer": "1"} for text in texts]
+    loaded = Loaded("math500", "math", 1, problems)
     calls = stand_in({"": r"\boxed{1}"})
     rows = ask(loaded)
-    lengths = {len(tokenizer(p["problem"])["input_ids"]) for p in problems[:2]}
-    assert {call["asked"] for call in calls} == {(context - length, 0.1) for length in lengths}
-    assert [row["reason"] for row in rows if row["problem"] == "2"] == ["truncated"]
+    asked = evaluation.ask(loaded, rows[0]["model"], model, tokenizer, ONE)
+    expected = {(context - length, 0.1) for length in asked.lengths[:2]}
+    assert {call["asked"] for call in calls} == expected and len(expected) == 2
+    assert [row["problem"] for row in rows] == ["1", "12", "111"]
+    assert [row["reason"] for row in rows if row["problem"] == "111"] == ["truncated"]
+    evaluation.print_table(rows)
+    assert "WARNING: 3 problems had a lower limit, to fit the context" in capsys.readouterr().out
     calls.clear()
-    ask(replace(loaded, max_tokens=5))
-    ask(loaded, replace(ONE, max_tokens=4, temperature=0.9))
+    short = Loaded("math500", "math", 1, problems[:2])
+    ask(replace(short, max_tokens=5))
+    ask(short, replace(ONE, max_tokens=4, temperature=0.9))
     assert [call["asked"] for call in calls] == [(5, 0.1), (4, 0.9)]
-
-
-def test_another_models_tokenizer_is_refused_for_the_embedded_set():
-    """Such a model would read the problems in other tokens."""
-    loaded = benchmarks.embedded_set(2, 4, 0)
-    with pytest.raises(BadInput, match="not a model of the embedded task"):
-        evaluation.as_task(loaded, Protocol(), ["one symbol"], "some/model")

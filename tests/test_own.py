@@ -46,13 +46,12 @@ def test_a_run_is_evaluated_on_what_it_held_out(flags, tmp_path, monkeypatch, as
     run_well(train, flags, "--name run --template plain")
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     run_well(evaluate, "--model", tmp_path / "run", "--samples 2 --out", tmp_path / "out")
-    settings = json.loads((tmp_path / "out" / "settings.json").read_text())
     rows = read_lines(tmp_path / "out" / "generations.jsonl")
-    assert len(rows) == 2 * config["heldout"] and {row["benchmark"] for row in rows} == {"heldout"}
-    assert {model["template"] for model in settings["models"].values()} == {"plain"}
-    assert settings["data"]["heldout"]["limit"] == 9
+    assert len(rows) == 2 * config["heldout"] and {row["set"] for row in rows} == {"heldout"}
+    assert {row["settings"]["template"] for row in rows} == {"plain"}
+    assert {row["limit"] for row in rows} == {9}
     trained_on = problems_of(read_lines(tmp_path / "run" / "samples.jsonl"))
-    loaded = evaluate.own_problems([str(tmp_path / "run" / "model")])
+    loaded = evaluate.heldout_set([str(tmp_path / "run" / "model")])
     assert len(loaded.problems) == 4 and not problems_of(loaded.problems) & trained_on
     assert loaded.task.refuse_copies
     run_well(train, flags, "--name other --seed 1")

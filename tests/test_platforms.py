@@ -24,7 +24,7 @@ run = sys.argv[1:]
 assert sys.platform == "other" and cores() >= 1
 torch.backends.mps.is_available = lambda: True
 assert train.main([*run, "--steps", "2", "--warmup-steps", "20", "--out", ".", "--name", "run"]) == 0
-assert eval.main("--model run --bench embedded --toy-lines 1 --heldout 4 --out evaluated".split()) == 0
+assert eval.main("--model run --samples 1 --out evaluated".split()) == 0
 assert grade_math(r"\boxed{\frac12}", "0.5").reason == "correct"  # in a worker
 try:
     sandbox.choose_level()
@@ -42,4 +42,4 @@ def test_without_linux_all_but_programs_run(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "on cpu (not mps" in done.stdout
-    assert (tmp_path / "evaluated" / "results.json").exists()
+    assert (tmp_path / "evaluated" / "generations.jsonl").exists()

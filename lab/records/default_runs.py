@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from harness import files, tables
+from harness import files, log
 
 ROWS = Path(__file__).with_name("default-runs.jsonl")
 MEASURED = {  # in the evaluations before and after training
@@ -72,4 +72,4 @@ for title, name in numbers.items():
     for method, values in runs[name].groupby("method"):
         line[method] = f"{values.mean():.3f} ({values.min():.3f}-{values.max():.3f})"
     table.append(line)
-print("\n".join(tables.markdown(table)))
+print("\n".join(log.markdown(table)))

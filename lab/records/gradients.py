@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
-from harness import tables
+from harness import log
 from lab.records.archived import marked
 from lab.studies import compare
 
@@ -37,7 +37,7 @@ del changes["grpo"]
 at_start = rows[rows["policy"] == "start, baselines"].groupby("arm")["D"].mean()
 rank = stats.spearmanr(list(changes.values()), at_start[list(changes)]).statistic
 recorded = recorded.combine_first(pd.Series(changes))
-print(*tables.markdown(lines), f"{len(changes)} rules: Spearman {rank:.2f}", sep="\n")
+print(*log.markdown(lines), f"{len(changes)} rules: Spearman {rank:.2f}", sep="\n")
 for ours, other in (
     ("finepo", "finepo-random"),
     ("opo-shear", "shear"),
@@ -65,7 +65,7 @@ for policy, own in rows.groupby("policy", sort=False):
         line |= {"direction": f"{row['direction']:.2f}", "rollouts": f"{row['ratio']:.1f}"}
         line["D of the curve"] = f"{recorded[arm]:+.3f}" if arm in recorded else ""
         lines.append(line)
-    print(f"\n{policy}\n", *tables.markdown(lines), sep="\n")
+    print(f"\n{policy}\n", *log.markdown(lines), sep="\n")
     both = means.join(recorded.rename("recorded"), how="inner")
     rank = stats.spearmanr(both["D"], both["recorded"]).statistic
     linear = stats.pearsonr(both["D"], both["recorded"]).statistic
@@ -81,4 +81,4 @@ for arm, own in of_words.groupby("arm"):
     line["rollouts"] = f"{(usual / own['snr']).median():.1f}"
     lines.append(line)
 lines.sort(key=lambda line: line["cos"], reverse=True)
-print("\nSmolLM2\n", *tables.markdown(lines), sep="\n")
+print("\nSmolLM2\n", *log.markdown(lines), sep="\n")

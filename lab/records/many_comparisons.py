@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from harness import files, tables
+from harness import files, log
 from lab.records.archived import marked
 from lab.studies.compare import with_interval
 
@@ -48,4 +48,4 @@ for rank, line in enumerate(lines):  # Holm's method, from the smallest p up
     adjusted = max(adjusted, min(1.0, line["p"] * (len(lines) - rank)))
     line["p"] = f"{line['p']:.4f}"
     line["p (Holm)"] = f"{adjusted:.3f}"
-print("\n".join(tables.markdown(lines)))
+print("\n".join(log.markdown(lines)))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness import files, tables
+from harness import files, log
 from lab.records.archived import marked
 from lab.studies import compare
 
@@ -27,4 +27,4 @@ for name in ("compare", "compare-newest", "compare-rules"):
         correlations.append(compare.mean_of(pd.Series(corrected, dtype=float)))
     table["correlation"] = correlations
     table["method"] = table["method"].map(marked)
-    print("\n".join(tables.markdown(table.to_dict("records"))) + "\n")
+    print("\n".join(log.markdown(table.to_dict("records"))) + "\n")

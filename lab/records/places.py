@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness import files, tables
+from harness import files, log
 from lab.studies.diagnose import AUCS
 
 ROWS = Path(__file__).with_name("places.jsonl")
@@ -64,4 +64,4 @@ for lines, of_lines in places.groupby("lines"):
     position = cell_of(first["auc_position"], first["auc_position_half"])
     print(f"{lines} lines, AUC of position {position}")
     print(first[["seed", "mixed_groups", "rollouts"]].to_string(index=False) + "\n")
-    print("\n".join(tables.markdown(table)) + "\n")
+    print("\n".join(log.markdown(table)) + "\n")

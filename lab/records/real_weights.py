@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from harness import files, tables
+from harness import files, log
 from lab.records.archived import marked
 from lab.studies import compare, diagnose, figures
 
@@ -35,7 +35,7 @@ for lines in (
 
 trials = compare.trials_in(RECORDS / "real-weights.jsonl")
 cell = compare.Cell(trials["cell"][0], ARMS, tuning=[100], rates=[1e-5, 2.5e-5])
-print("\n".join(tables.markdown(compare.table_of(trials, cell))) + "\n")
+print("\n".join(log.markdown(compare.table_of(trials, cell))) + "\n")
 
 table = []
 counts = np.arange(2, 10_000)  # of seeds
@@ -49,7 +49,7 @@ for outcome in ("curve", "sampled"):
         row = {"": outcome, "shear less": other, "difference": compare.with_interval(difference)}
         row["seeds for ± .03"] = str(counts[half_widths <= 0.03][0])
         table.append(row)
-print("\n".join(tables.markdown(table)) + "\n")
+print("\n".join(log.markdown(table)) + "\n")
 
 curves = {}
 table = []
@@ -60,7 +60,7 @@ for arm in ARMS:
     for name, mean in zip(("steps 1-4", "5-8", "9-12"), thirds, strict=True):
         row[name] = f"{mean:.3f}"
     table.append(row)
-print("\n".join(tables.markdown(table)) + "\n")
+print("\n".join(log.markdown(table)) + "\n")
 figures.reward_curves(curves, RECORDS / "real-weights-curves.svg")
 
 runs = pd.DataFrame(files.read_lines(RECORDS / "real-weights-steps.jsonl")).sort_values("seed")
@@ -76,6 +76,6 @@ for first, last in [*pairwise(quarters), (steps // 2, steps), (0, steps)]:
     row |= {method: f"{mean.mean():.3f}" for method, mean in means.items()}
     row["D of shear"] = compare.with_interval(pd.Series(means["shear"] - means["grpo"]))
     table.append(row)
-print("\n".join(tables.markdown(table)))
+print("\n".join(log.markdown(table)))
 figures.reward_curves(longer, RECORDS / "real-weights-steps.svg")
 figures.weight_around_error(where_credit_goes["methods"], RECORDS / "around-error.svg")

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from harness import files, tables
+from harness import files, log
 from lab.records.archived import marked
 from lab.studies.advantages import half_width
 from lab.studies.compare import mean_of, with_interval
@@ -31,7 +31,7 @@ trials["curve"] = [np.mean(rewards) for rewards in trials["rewards"]]
 
 def show(table: list[dict[str, str]]) -> None:
     """Print a table and an empty line."""
-    print("\n".join(tables.markdown(table)) + "\n")
+    print("\n".join(log.markdown(table)) + "\n")
 
 
 def outcome_of(cell: str, rule: str, name: str = "curve") -> pd.Series:

@@ -67,7 +67,7 @@ import torch
 from torch import Tensor
 
 from credit.settings import Shear
-from harness import tables
+from harness import log
 from harness.command import on_machine, run_command
 from lab.fast.distances import CHUNK_ENTRIES, token_distances
 from lab.fast.race import race
@@ -290,7 +290,7 @@ def print_table(group: Group, flags: Bench) -> None:
         rows.append(row | {"largest error": errors[name]})
     spans = f"spans of {window} every {group.shear.stride}, {total:,} pairs"
     print(f"\n{group.name}: {spans}; peers solve {len(pairs.costs):,}")
-    print("\n".join(tables.markdown(rows)), flush=True)
+    print("\n".join(log.markdown(rows)), flush=True)
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ from tqdm import tqdm
 
 import train
 from credit.rules import RULES
-from harness import files, fsdp, log, tables
+from harness import files, fsdp, log
 from harness.command import run_command
 from harness.config import Config, parse_train
 from harness.load import give_lessons, load_run
@@ -173,7 +173,7 @@ def main(argv: list[str] | None = None) -> None:
     flags.rows.parent.mkdir(parents=True, exist_ok=True)
     for stage, seeds in stages.items():
         run_stage(stage, cell, seeds, flags.rows, flags.jobs)
-    print("\n".join(tables.markdown(table_of(trials_in(flags.rows), cell))))
+    print("\n".join(log.markdown(table_of(trials_in(flags.rows), cell))))
 
 
 def allowed_arms(given: Sequence[str], others: list[str]) -> list[str]:
@@ -239,10 +239,10 @@ def draw(runs: Sequence[str]) -> None:
             for when in row.keys() & {"before", "after"}:
                 for name in ("greedy", "sampled"):
                     accuracy, error, _ = files.with_nan(row[when][name])
-                    line[f"{name} {when}, %"] = tables.percent(accuracy, error)
+                    line[f"{name} {when}, %"] = log.percent(accuracy, error)
         table.append(line)
     figures.reward_curves(curves, path)
-    print("\n".join([*tables.markdown(table), "", f"wrote {path}"]))
+    print("\n".join([*log.markdown(table), "", f"wrote {path}"]))
 
 
 def trials_in(path: Path) -> pd.DataFrame:

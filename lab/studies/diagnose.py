@@ -63,7 +63,7 @@ from tqdm import tqdm
 from credit.batch import Batch, Context
 from credit.measures import sample_rows
 from credit.rules import RULES
-from harness import files, fsdp, tables
+from harness import files, fsdp, log
 from harness.command import run_command
 from harness.load import give_lessons, load_run, make_run, template_of
 from harness.models import load_model, load_tokenizer, round_weights
@@ -262,7 +262,7 @@ def summary(results: dict) -> list[str]:
         "Spearman's rho of continuation success and distance; AUC: of success",
         "paper: MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25",
     ]
-    return tables.with_legend(rows, legend) + truth_lines(results)
+    return [*log.markdown(rows), "", *legend, "", *truth_lines(results)]
 
 
 def rhos(*results: dict) -> list[float | None]:
@@ -292,7 +292,7 @@ def truth_lines(results: dict) -> list[str]:
         return []
     position = next(iter(places.values()))["auc_position"]
     legend = [f"AUC of position alone: {position:.2f}", "columns: docs/diagnose.md"]
-    return tables.with_legend(rows, legend)
+    return [*log.markdown(rows), "", *legend, ""]
 
 
 if __name__ == "__main__":

@@ -80,7 +80,7 @@ from credit.batch import Batch, Context
 from credit.rules import assign_credit
 from credit.settings import Credit, Shear
 from grpo import cat_padded
-from harness import files, fsdp, log, tables
+from harness import files, fsdp, log
 from harness.command import run_command
 from harness.config import Config
 from harness.load import give_lessons, load_run
@@ -126,7 +126,7 @@ def main(argv: list[str] | None = None) -> None:
         about = {"task": config.task, "model": config.model, "seed": config.seed}
         files.append_rows(flags.rows, [about | row for row in rows])
         draw_differences(rows, flags.rows.with_suffix(".svg"))
-        print("\n".join(tables.markdown(list(map(table_line, rows)))))
+        print("\n".join(log.markdown(list(map(table_line, rows)))))
 
 
 def differs_in_credit_alone(settings: Config, config: Config) -> bool:

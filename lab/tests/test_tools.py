@@ -1,11 +1,11 @@
 """Commands of lab/tools that read a run's files, a model's shapes or other files."""
 
-import json
 import math
 import sys
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from builders.case_files import cases
 from builders.commands import run_well, words_of
@@ -163,26 +163,59 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys, assert_refused):
     """The responses of a file are graded: right, wrong, cut off, and a program.
 
     Problem means are 1/2, 0 and 1, so 1/2 ± 0.289. Grading the same file again changes nothing.
-    Another model is right where this one is right half of the time; k is a seed's. Generations
-    of a model that the settings lack are refused.
+    Another model is right where this one is right half of the time; k is a seed's. A folder with
+    generations of others is left alone.
     """
     out = tmp_path / "out"
+    rows = []
     for _ in range(2):
         run_well(replay, CASES / "responses.jsonl", "--out", out)
-    results = json.loads((out / "results.json").read_text())
-    found = results["results"]["replay"]["replay"]
-    assert results["differences"]["\x1b"]["replay"]["mean"] == 0.5
-    expected = dict(mean=0.5, samples=5, right=2, error=0.5 / math.sqrt(3))
-    expected |= dict(truncated=1 / 5, no_answer=1 / 5)
-    assert {name: found[name] for name in expected} == pytest.approx(expected)
+        rows.append(files.read_lines(out / "generations.jsonl"))
+    assert rows[0] == rows[1]
     printed = capsys.readouterr().out
-    assert "50.0 ± 28.9" in printed and "\x1b" not in printed and "1 samples are missing" in printed
+    assert "| replay        | 50.0 ± 28.9 |" in printed and "| gain          | 50.0 ± -" in printed
+    assert "  replay: 5 responses: 2 correct, 1 wrong, 1 truncated, 1 no_answer" in printed
+    assert "\x1b" not in printed and "1 responses are missing" in printed
+    run_well(evaluation, "--from", out)
+    assert capsys.readouterr().out in printed
     run_well(tables, out, "--pass-at 1 2 --paper Qwen2.5-Math-7B")
     assert "pass@2" in capsys.readouterr().out
     assert_refused(tables.main, words_of(out, "--pass-at 3"), "has 2 samples per problem")
     assert_refused(tables.main, words_of(out, "--paper GPT"), "must be one of")
-    files.write_json(out / "settings.json", results | {"models": {}})
-    assert_refused(evaluation.main, ["--from", out], "settings.json has no replay on replay")
+    other = tmp_path / "other.jsonl"
+    files.append_rows(other, [{"problem": "p", "response": "r", "answer": "1"}])
+    assert_refused(replay.main, words_of(other, "--out", out), "has generations of others")
+    assert files.read_lines(out / "generations.jsonl") == rows[0]
+
+
+def scored(seed: int = 0, **scores: list) -> list[dict]:
+    """Rows of each problem with these scores."""
+    rows = []
+    for problem, values in scores.items():
+        rows += [dict(problem=problem, seed=seed, score=score) for score in values]
+    return rows
+
+
+def test_pass_at_k_is_the_written_out_number():
+    """It is 1 - C(n-c, k) / C(n, k), the mean over all draws of k without putting back.
+
+    A problem with fewer samples does not count, and what could not be graded is no sample.
+    """
+    rows = scored(a=[1] * 4, b=[1, 0, 1, 0], c=[0] * 4, d=[1, None])
+    found = tables.summarise(rows[:12], passes=(1, 2, 4, 5))
+    passes = [found[f"pass@{k}"] for k in (1, 2, 4, 5)]
+    assert passes == pytest.approx([0.5, (1 + (1 - 1 / 6) + 0) / 3, 2 / 3, math.nan], nan_ok=True)
+    assert (found["mean"], found["error"]) == pytest.approx((0.5, 0.5 / math.sqrt(3)))
+    assert tables.summarise(rows, passes=(2,))["pass@2"] == pytest.approx(found["pass@2"])
+    right = pd.Series([1, 2, 0, 3])
+    samples = pd.Series([4, 5, 5, 5])
+    assert list(tables.pass_at_k(right, samples, 3)) == pytest.approx([0.75, 0.9, 0, 1])
+
+
+def test_seeds_have_a_mean_and_a_deviation():
+    """The seeds' means are 1/2 and 1: 3/4 ± 0.354."""
+    found = tables.summarise(scored(0, a=[1], b=[0]) + scored(7, a=[1], b=[1]))
+    assert (found["seed_mean"], found["seed_std"]) == pytest.approx((0.75, math.sqrt(0.125)))
 
 
 @pytest.mark.parametrize("case", cases("rows.jsonl", CASES))
@@ -202,11 +235,9 @@ def test_files_without_responses_are_refused(tmp_path, assert_refused):
     assert_refused(replay.main, [tmp_path / "r.jsonl"], 'a row has "problem", "response", and ')
     assert_refused(tables.main, [tmp_path], "generations.jsonl: cannot be read")
     files.append_rows(tmp_path / "generations.jsonl", [{"model": "m", "benchmark": "b"}])
-    assert_refused(tables.main, [tmp_path], "generations.jsonl, line 1: cannot be read ('seed')")
-    row = dict(model="m", benchmark="b", seed=0, problem="p", score=None, reason="infra_error")
-    files.write_rows(tmp_path / "generations.jsonl", [row])
-    files.write_json(tmp_path / "settings.json", {"protocol": {}})
-    assert_refused(tables.main, [tmp_path], "settings.json: has no data")
+    assert_refused(tables.main, [tmp_path], "generations.jsonl: cannot be read ('weights')")
+    files.write_rows(tmp_path / "generations.jsonl", [])
+    assert_refused(tables.main, [tmp_path], "holds no generations")
 
 
 def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
@@ -240,8 +271,8 @@ def test_runs_are_selected_by_saved_evaluations(tmp_path, monkeypatch, capsys, a
             model = f"{run}/checkpoints/step-{step + 1:06d}/model"
             for sample in (0, 1):
                 score = float(sample < counts[step])
-                rows.append(dict(model=model, benchmark="amc23", seed=0, problem="1", score=score))
-                rows[-1] |= dict(sample=sample, block=0, reason="correct" if score else "wrong")
+                row = dict(model=model, weights="", set="amc23", settings={}, seed=0, block=0)
+                rows.append(row | dict(problem="1", score=score))
         rows.append(rows[-1] | {"model": "another/model"})
         files.append_rows(made(tmp_path / "evals" / run) / "generations.jsonl", rows)
     run_well(select, "a b")
@@ -250,7 +281,7 @@ def test_runs_are_selected_by_saved_evaluations(tmp_path, monkeypatch, capsys, a
     assert "  b: last 0.0 (step-000003); best 50.0 (step-000001), of 3 with an" in printed
     assert "best of all: a/checkpoints/step-000002/model" in printed and "WARNING" not in printed
     assert printed.index("| step-000001") < printed.index("| step-000003")
-    rows[0]["benchmark"] = "aime24"
+    rows[0]["set"] = "aime24"
     files.write_rows(tmp_path / "evals" / "b" / "generations.jsonl", rows)
     assert_refused(select.main, ["a", "b"], "were asked different --bench")
     assert_refused(

@@ -1,6 +1,6 @@
 """Grade responses that were made elsewhere, as if eval.py had generated them.
 
-    python -m lab.tools.replay FILE                # into evals/replay-FILE, and eval.py's tables
+    python -m lab.tools.replay FILE                # into evals/replay-FILE, and eval.py's table
     python -m lab.tools.replay FILE --out FOLDER   # a folder in which only such files are graded
 
 A line of the file has "problem" (text or a whole number), "response" (text), and "answer" (text or
@@ -12,22 +12,20 @@ again changes nothing.
 import json
 import sys
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
-import torch
 import tyro
 
-from eval import add_settings, show
+from eval import GENERATIONS, print_table, read_generations
 from grading.readings import read_answer
 from harness import files
-from harness.config import PathFlag
-from harness.run import Ranks
 from lab.tools.command import command
 from rewards import Verdict, grade_all, style_of
 from tasks.errors import BadInput, bad_input_on_error
 from tasks.problems import grader
 from tasks.rows import from_file, lacks
-from tasks.settings import Sandbox, Seconds
+from tasks.settings import Sandbox
 
 # The types of what a row may have, besides "tests".
 RESPONSE = {
@@ -42,28 +40,25 @@ RESPONSE = {
 
 
 def replay(
-    file: tyro.conf.Positional[PathFlag],
+    file: tyro.conf.Positional[Path],
     *,
-    out: PathFlag | None = None,
-    grade_timeout: Seconds = None,
+    out: Path | None = None,
+    grade_timeout: float | None = None,
     sandbox: Sandbox = "auto",
 ) -> None:
-    """Grade the responses of a file, into the folder `out`, and print the tables."""
-    rows, data = grade_file(str(file), grade_timeout, sandbox)
-    models = {row["model"]: {"origin": row["model"], "template": "unknown"} for row in rows}
-    settings = {"protocol": {"replayed": str(file)}, "data": data, "models": models}
+    """Grade the responses of a file, into the folder `out`, and print the table."""
+    rows = grade_file(str(file), grade_timeout, sandbox)
     folder = out or Path("evals", f"replay-{file.stem}")
-    with files.locked_folder(folder, Ranks(0, 1, torch.device("cpu")), "settings.json"):
-        add_settings(folder, settings)
-        files.write_rows(folder / "generations.jsonl", rows)
-    show(folder)
+    with files.locked_folder(folder):
+        there = read_generations(folder) if (folder / GENERATIONS).exists() else []
+        if any(row["settings"].get("replayed") != str(file) for row in there):
+            raise BadInput(f"--out {folder}: has generations of others; choose another")
+        files.write_rows(folder / GENERATIONS, rows)
+    print_table(rows)
 
 
-def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dict], dict]:
-    """The rows of a file with their verdicts, and a description of each benchmark.
-
-    Raises BadInput.
-    """
+def grade_file(path: str, timeout_s: float | None, level: str) -> list[dict]:
+    """The rows of a file with their verdicts, as those of generations.jsonl; raises BadInput."""
     needed = 'a row has "problem", "response", and "answer" or "tests": docs/evaluation.md'
     defaults = dict(model="replay", benchmark="replay", seed=0, truncated=False)
     lines = []
@@ -84,28 +79,43 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> tuple[list[dic
         return graders["math"](response, str(read_answer(line["answer"])))
 
     verdicts = grade_all(grade, [line["response"] for line in lines], lines)
-    rows = []
-    answered: Counter[tuple] = Counter()  # responses of a model to a problem, by seed
-    problems = defaultdict(set)  # of each benchmark
     for line, verdict in zip(lines, verdicts, strict=True):
         if line["truncated"]:
             verdict = Verdict(0.0, "truncated")
-        row = {name: line[name] for name in ("model", "benchmark", "seed", "problem")}
-        key = tuple(row.values())
-        row |= {"response": line["response"], "block": 0, "sample": answered[key]}
-        rows.append(row | {"score": verdict.reward, "reason": verdict.reason})
-        answered[key] += 1
+        line |= {"score": verdict.reward, "reason": verdict.reason}
+    return list(as_generated(lines, path))
+
+
+def as_generated(lines: list[dict], path: str) -> Iterator[dict]:
+    """The rows of graded lines with what a row of generations.jsonl has."""
+    problems = defaultdict(set)  # of each benchmark
+    samples: dict[str, Counter] = defaultdict(Counter)  # benchmark -> model, seed, problem -> lines
+    sizes: Counter[tuple] = Counter()  # lines of a model on a benchmark, by seed
+    for line in lines:
         problems[line["benchmark"]].add(line["problem"])
-    data = {}
-    for name, of_set in problems.items():
-        data[name] = {
-            "k": max(count for key, count in answered.items() if key[1] == name),
-            "problems": len(of_set),
-            "source": path,
-            "revision": "",
-            "window": None,
+        samples[line["benchmark"]][line["model"], line["seed"], line["problem"]] += 1
+        sizes[line["benchmark"], line["model"], line["seed"]] += 1
+    for line in lines:
+        name = line["benchmark"]
+        yield {
+            "model": line["model"],
+            "weights": "",
+            "set": name,
+            "settings": {
+                "replayed": path,
+                "problems": len(problems[name]),
+                "k": max(samples[name].values()),
+                "max_tokens": 0,
+            },
+            "seed": line["seed"],
+            "block": 0,
+            "of": sizes[name, line["model"], line["seed"]],
+            "problem": line["problem"],
+            "score": line["score"],
+            "reason": line["reason"],
+            "limit": 0,
+            "response": line["response"],
         }
-    return rows, data
 
 
 def check_response(line: dict) -> None:

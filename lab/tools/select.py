@@ -17,21 +17,24 @@ from pathlib import Path
 
 import tyro
 
+from eval import GENERATIONS
 from harness import files
-from harness.config import PathFlag
-from harness.evaluation import summarise
-from harness.tables import mean_and_error, same_benchmarks, with_average, with_legend
+from harness.log import markdown
 from lab.tools.command import command
-from lab.tools.paper_tables import backbone_of
-from lab.tools.tables import Backbone, read_generations, select_checkpoints
+from lab.tools.tables import (
+    Results,
+    choose_backbone,
+    mean_and_error,
+    results_of,
+    same_sets,
+    select_checkpoints,
+    with_average,
+)
 from tasks.errors import BadInput, printable
 
 
 def select(
-    runs: tyro.conf.Positional[tuple[PathFlag, ...]],
-    *,
-    evals: PathFlag = Path("evals"),
-    paper: Backbone = None,
+    runs: tyro.conf.Positional[tuple[Path, ...]], *, evals: Path = Path("evals"), paper: str = ""
 ) -> None:
     """Print the last and the best checkpoint of each run, and the best of all.
 
@@ -40,13 +43,13 @@ def select(
     """
     if not runs:
         raise BadInput("lab.tools.select: give the folders of runs")
-    measured: dict[str, dict[str, dict]] = {}
+    measured: dict[str, dict[str, Results]] = {}
     for run in runs:
         if files.config_of(run) is None:
             raise BadInput(f"{run}: is no run of train.py; give its folder")
-        measured[str(run)] = results_of(run, evals)
+        measured[str(run)] = checkpoints_of(run, evals)
     checkpoints = [results for by_step in measured.values() for results in by_step.values()]
-    if not same_benchmarks(checkpoints):
+    if not same_sets(checkpoints):
         raise BadInput(
             f"--evals {evals}: the checkpoints were asked different --bench; evaluate them on the "
             "same, or give one folder"
@@ -61,36 +64,35 @@ def select(
             for benchmark, result in with_average(results).items():
                 line[benchmark] = mean_and_error(result)
             lines.append(line)
-        print("\n".join([printable(name), "", *with_legend(lines)]))
-    origin = files.origin_of(str(runs[0] / "model"))
-    chosen = select_checkpoints(measured, paper or backbone_of(origin))
+        print("\n".join([printable(name), "", *markdown(lines), ""]))
+    chosen = select_checkpoints(measured, choose_backbone(paper, str(runs[0] / "model")))
     if chosen:
         best = max(chosen, key=lambda name: chosen[name]["best_average"])
         print(printable(f"best of all: {best}/checkpoints/{chosen[best]['best']}/model"))
 
 
-def results_of(run: Path, evals: Path) -> dict[str, dict]:
+def checkpoints_of(run: Path, evals: Path) -> dict[str, Results]:
     """Checkpoint -> benchmark -> result, the checkpoints of a run by ascending step.
 
     Raises BadInput where there is none, and where two folders have the same.
     """
-    if (evals / "generations.jsonl").exists():
+    if (evals / GENERATIONS).exists():
         folders = [evals]
     else:
-        folders = sorted(path.parent for path in evals.glob("*/generations.jsonl"))
+        folders = sorted(path.parent for path in evals.glob(f"*/{GENERATIONS}"))
     home = (run / "checkpoints").resolve()
     found: dict[str, dict] = defaultdict(dict)
     for folder in folders:
-        for (model, benchmark), rows in read_generations(folder).items():
+        for model, results in results_of(folder).items():
             place = Path(model).resolve()
             if place.name != "model" or place.parent.parent != home:
                 continue
             step = place.parent.name
-            if benchmark in found[step]:
+            for benchmark in found[step].keys() & results:
                 raise BadInput(
                     f"--evals {evals}: {benchmark} of {run}, {step} is there twice; give one folder"
                 )
-            found[step][benchmark] = summarise(rows) | {"rows": len(rows)}
+            found[step] |= results
     if not found:
         raise BadInput(
             f"--evals {evals}: has no evaluation of checkpoints of {run}; "

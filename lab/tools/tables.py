@@ -1,9 +1,11 @@
-"""What one may want beside eval.py's tables: the paper's numbers, and pass@k.
+"""What one may want beside eval.py's table: pass@k, a row per seed, the paper's numbers.
 
     python -m lab.tools.tables evals/NAME --paper Qwen2.5-Math-7B --pass-at 1 8
     python -m lab.tools.tables evals/NAME      # the paper's numbers where a model's name has some
 
-It reads generations.jsonl; nothing is evaluated again. Models that are checkpoints of runs are
+It reads generations.jsonl; nothing is evaluated again. pass@k is the unbiased estimator
+1 - C(n - c, k) / C(n, k), for c right samples of n. Several seeds also give the mean and the
+standard deviation (ddof 1) of the seeds' own avg@k. Models that are checkpoints of runs are
 compared as `lab.tools.select` does, too. The paper took each run's best checkpoint, selected on the
 test sets: such numbers are biased upwards.
 """
@@ -11,89 +13,138 @@ test sets: such numbers are biased upwards.
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Annotated
 
+import pandas as pd
 import tyro
+from scipy.special import comb
 
-from eval import KINDS, show
+from eval import average, newest, read_generations
 from harness import files
-from harness.config import Counts, PathFlag
-from harness.evaluation import average
-from harness.tables import percent, same_benchmarks, with_average, with_legend
+from harness.log import markdown, percent
 from lab.tools.command import command
 from lab.tools.paper_tables import PAPER_TABLES, backbone_of
 from tasks.benchmarks import SUITES
-from tasks.errors import BadInput, bad_input_on_error, printable
-from tasks.settings import one_of, spec
+from tasks.errors import BadInput, printable
 
 UNKNOWN = math.nan, math.nan  # mean and deviation where the paper gives none
-Backbone = Annotated[str | None, spec("NAME", one_of(PAPER_TABLES))]
-KEYS = {"model": str, "benchmark": str, "seed": int, "reason": str}  # types of what a row must have
+Results = dict[str, dict]  # set -> what `summarise` returns
 
 
 def print_tables(
-    folder: tyro.conf.Positional[PathFlag], *, paper: Backbone = None, pass_at: Counts = ()
+    folder: tyro.conf.Positional[Path], *, paper: str = "", pass_at: tuple[int, ...] = ()
 ) -> None:
     """Print the tables of a folder of evaluations.
 
     `paper` is the model of the paper whose numbers stand beside; default: by the models' names.
     `pass_at` are the k of pass@k.
     """
-    generations = read_generations(folder)
-    path = folder / "settings.json"
-    settings = files.read_settings(path)
-    for kind in KINDS:
-        if not isinstance(settings.get(kind), dict):
-            raise BadInput(f"{path}: has no {kind}; restore it")
-    for (model, name), rows in generations.items():
-        counts: dict[tuple, int] = defaultdict(int)
-        for row in rows:
-            counts[row["problem"]] += 1
-        if max(pass_at, default=0) > max(counts.values()):
-            raise BadInput(
-                f"--pass-at {max(pass_at)}: {printable(model)} has {max(counts.values())} samples "
-                f"per problem of {name}; lower it, or evaluate with more --samples"
-            )
-
-    def columns(entry: dict, benchmarks: list[str]) -> dict[str, str]:
-        name = benchmarks[0] if len(benchmarks) == 1 else suite_of(benchmarks)
-        return paper_means(paper or backbone_of(entry["origin"]), name)
-
-    shown = show(folder, pass_at, columns)
-    results = shown["results"]
-    if all("/checkpoints/" in model for model in results) and same_benchmarks(results.values()):
-        runs: dict[str, dict[str, dict]] = defaultdict(dict)  # run -> checkpoint -> results
-        for model, by_name in results.items():
-            run, _, step = model.partition("/checkpoints/")
-            runs[run][step.removesuffix("/model")] = by_name
-        origin = next(iter(shown["models"].values()))["origin"]
-        select_checkpoints(runs, paper or backbone_of(origin))
+    results = results_of(folder, pass_at)
+    for model, by_set in results.items():
+        backbone = choose_backbone(paper, model)
+        lines = []
+        for name, result in with_average(by_set).items():
+            line = {"benchmark": name, "percent ± SE": mean_and_error(result)}
+            if "seed_std" in result:
+                line["seeds ± std"] = percent(result["seed_mean"], result["seed_std"])
+            line |= paper_means(backbone, suite_of(by_set) if name == "average" else name)
+            for k in pass_at:
+                if f"pass@{k}" in result:
+                    line[f"pass@{k}"] = percent(result[f"pass@{k}"], result[f"pass@{k} error"])
+            lines.append(line)
+        print("\n".join([printable(model), "", *markdown(lines), ""]))
+    runs: dict[str, dict[str, Results]] = defaultdict(dict)  # run -> checkpoint -> results
+    for model, by_set in results.items():
+        run, _, step = model.partition("/checkpoints/")
+        runs[run][step.removesuffix("/model")] = by_set
+    if all("/checkpoints/" in model for model in results) and same_sets(results.values()):
+        select_checkpoints(runs, choose_backbone(paper, next(iter(results))))
 
 
-def read_generations(folder: Path) -> dict[tuple[str, str], list[dict]]:
-    """(model, benchmark) -> its rows in a folder's generations.jsonl; raises BadInput."""
-    path = folder / "generations.jsonl"
+def results_of(folder: Path, passes: Sequence[int] = ()) -> dict[str, Results]:
+    """Model -> set -> result, of the newest generations in a folder; raises BadInput."""
     generations: dict[tuple[str, str], list[dict]] = defaultdict(list)
-    for number, row in enumerate(files.read_lines(path), 1):
-        with bad_input_on_error(f"{path}, line {number}", "restore the file"):
-            for name, kind in KEYS.items():
-                if not isinstance(row[name], kind):
-                    raise ValueError(f'"{name}" is {row[name]!r}')
-            if not isinstance(row["problem"], str | int):
-                raise ValueError('"problem" is neither text nor a number')
-            if not isinstance(row["score"], int | float | None):
-                raise ValueError('"score" is neither a number nor null')
-        generations[row["model"], row["benchmark"]].append(row)
+    for row in newest(read_generations(folder)):
+        generations[row["model"], row["set"]].append(row)
     if not generations:
-        raise BadInput(f"{path}: holds no generations yet; give another folder")
-    return generations
+        raise BadInput(f"{folder}: holds no generations; give another folder")
+    results: dict[str, Results] = defaultdict(dict)
+    for (model, name), rows in generations.items():
+        counts = pd.Series([row["problem"] for row in rows]).value_counts()
+        if max(passes, default=0) > counts.max():
+            raise BadInput(
+                f"--pass-at {max(passes)}: {printable(model)} has {counts.max()} samples per "
+                f"problem of {name}; lower it, or evaluate with more --samples"
+            )
+        results[model][name] = summarise(rows, passes)
+    return results
+
+
+def choose_backbone(paper: str, model: str) -> str | None:
+    """The paper's model whose numbers stand beside those of `model`; raises BadInput."""
+    if paper and paper not in PAPER_TABLES:
+        raise BadInput(f"--paper {paper}: must be one of {', '.join(PAPER_TABLES)}")
+    return paper or backbone_of(files.run_of(model).get("model") or model)
+
+
+# ---- numbers -------------------------------------------------------------------------------------
+
+
+def pass_at_k(right: pd.Series, samples: pd.Series, k: int) -> pd.Series:
+    """By problem, the chance that k samples drawn without replacement include a right one."""
+    return 1 - pd.Series(comb(samples - right, k) / comb(samples, k))
+
+
+def summarise(rows: list[dict], passes: Sequence[int] = ()) -> dict:
+    """Statistics of one model on one set.
+
+    `passes` are the k of pass@k, each over the problems with at least k samples.
+    """
+    graded = pd.DataFrame(rows).dropna(subset="score").astype({"score": float})
+    scores = graded.groupby("problem")["score"].mean()
+    result = {"mean": scores.mean(), "error": scores.sem(), "rows": len(rows)}
+    counts = graded.groupby("problem")["score"].agg(right="sum", samples="count")
+    for k in passes:
+        enough = counts[counts["samples"] >= k]
+        chances = pass_at_k(enough["right"], enough["samples"], k)
+        result[f"pass@{k}"] = chances.mean()
+        result[f"pass@{k} error"] = chances.sem()
+    # avg@k of each seed: the mean over problems of the mean over a problem's samples
+    by_seed = graded.groupby(["seed", "problem"])["score"].mean().groupby("seed").mean()
+    if len(by_seed) > 1:
+        result["seed_mean"] = by_seed.mean()
+        result["seed_std"] = by_seed.std()
+    return result
+
+
+def mean_and_error(result: dict) -> str:
+    """The mean and standard error of a result, in percent."""
+    return percent(result["mean"], result["error"])
+
+
+def mean_of(results: Results) -> dict:
+    """The average over sets, and its error."""
+    of_sets, error = average((result["mean"], result["error"]) for result in results.values())
+    return {"mean": of_sets, "error": error}
+
+
+def with_average(results: Results) -> Results:
+    """The results, and their average where there are several."""
+    return results | {"average": mean_of(results)} if len(results) > 1 else results
+
+
+def same_sets(results: Iterable[Results]) -> bool:
+    """Whether all models, or checkpoints, have results on the same sets."""
+    return len({frozenset(by_set) for by_set in results}) == 1
+
+
+# ---- the paper's ---------------------------------------------------------------------------------
 
 
 def suite_of(names: Iterable[str]) -> str:
-    """The suite, such as "math", that has exactly these benchmarks; "" if none has."""
+    """The suite, "math" or "code", that has exactly these sets; "" if none has."""
     for suite, members in SUITES.items():
         if set(members) == set(names):
             return suite
@@ -110,12 +161,15 @@ def paper_means(backbone: str | None, name: str) -> dict[str, str]:
     return cells
 
 
-def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -> dict:
+# ---- checkpoints ---------------------------------------------------------------------------------
+
+
+def select_checkpoints(runs: dict[str, dict[str, Results]], backbone: str | None) -> dict:
     """Print each run's average at its last and its best checkpoint, and means over the runs.
 
-    `runs` has run -> checkpoint -> benchmark -> result, checkpoints by ascending step. One whose
-    average is NaN, because a benchmark has no verdict, is left out; so is a run that has only such
-    checkpoints. Returns what is printed of each run.
+    `runs` has run -> checkpoint -> results, checkpoints by ascending step. One whose average is
+    NaN, because a set has no verdict, is left out; so is a run that has only such checkpoints.
+    Returns what is printed of each run.
     """
     selection: dict[str, dict] = {}
     best_results = []
@@ -126,7 +180,7 @@ def select_checkpoints(runs: dict[str, dict[str, dict]], backbone: str | None) -
     for run, checkpoints in runs.items():
         averages = {}
         for name, results in checkpoints.items():
-            of_sets = average(results)["mean"]
+            of_sets = mean_of(results)["mean"]
             if not math.isnan(of_sets):
                 averages[name] = of_sets
         if not averages:
@@ -154,10 +208,10 @@ def mean_and_std(values: list[float]) -> str:
     return percent(mean(values), stdev(values))
 
 
-def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[str]:
+def best_checkpoints(best: list[Results], backbone: str | None) -> list[str]:
     """A table like the paper's Table 1: runs at their best checkpoints, above the paper's rows.
 
-    `best` has each run's benchmark -> result. Cells are mean ± standard deviation over the runs.
+    `best` has each run's results. Cells are mean ± standard deviation over the runs.
     """
     row = {"": f"{len(best)} runs, best"}
     for name in with_average(best[0]):
@@ -165,7 +219,7 @@ def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[
         row[name] = mean_and_std(means)
     rows = [row]
     if not backbone:
-        return with_legend(rows)
+        return [*markdown(rows), ""]
     suite = suite_of(best[0])
     for method, numbers in PAPER_TABLES[backbone].items():
         cells = {"": f"{method} †"}
@@ -173,7 +227,7 @@ def best_checkpoints(best: list[dict[str, dict]], backbone: str | None) -> list[
             of_paper, deviation = numbers.get(suite if name == "average" else name, UNKNOWN)
             cells[name] = percent(of_paper / 100, deviation / 100)
         rows.append(cells)
-    return with_legend(rows, [f"†: the paper's, {backbone}"])
+    return [*markdown(rows), "", f"†: the paper's, {backbone}", ""]
 
 
 main = command("lab.tools.tables", print_tables)

@@ -1,17 +1,22 @@
 """Configurations of runs, and runs that must be equal."""
 
+import math
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import torch
+from builders.small_models import save_model
 from safetensors.torch import load_file
 
 from credit.batch import Batch
 from credit.rules import assign_credit
 from harness import files, fsdp
 from harness.config import Config, parse_train
-from harness.load import make_run, resolve
+from harness.load import make_run, make_task, resolve
+from harness.log import write_config
 from harness.run import Ranks, Run, make_context
+from tasks import toy
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
 
@@ -30,6 +35,19 @@ def recipe() -> Config:
 def recipe_with(**changes) -> Config:
     """The recipe, with other values of some settings."""
     return replace(recipe(), **changes)
+
+
+def save_run(folder: Path, **changes) -> str:
+    """The folder of a run of the embedded task that holds out 20 problems of a line.
+
+    Its model is an untrained one, unless there is one.
+    """
+    sizes = dict(toy_lines=1, heldout=20, max_tokens=toy.response_tokens(1))
+    config, *_ = make_task(recipe_with(**sizes | changes), toy.make_tokenizer(1), math.inf)
+    if not (folder / "model").exists():
+        save_model(folder / "model", toy.make_model(1, seed=0))
+    write_config(config, folder)
+    return str(folder)
 
 
 def run_of(config: Config, task, model, tokenizer, ranks: Ranks = ALONE) -> Run:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-SAMPLING = "harness.sampling", "harness.evaluation"
+SAMPLING = "harness.sampling", "eval"
 
 
 def replace_sampler(
