@@ -25,7 +25,7 @@ from harness.config import Config
 from harness.run import Run
 from rewards import Verdict, rewards_of
 from shear import span_bounds
-from tasks.errors import printable
+from tasks.errors import BadInput, printable
 from tasks.plug import has_lab
 
 HEADER_EVERY = 20  # rows of steps
@@ -96,6 +96,8 @@ def open_folder(run: Run) -> Iterator[None]:
                     write_config(config, run.folder)
                 print_plan(run)
             yield
+        except BadInput:
+            raise
         except BaseException:
             if run.ranks.main and files.checkpoints_of(run.folder):
                 print(f"resume with: python train.py --resume {run.folder}", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import inspect
+import math
 import re
 import subprocess
 import sys
@@ -18,17 +19,18 @@ from rewards import grade_code, grade_math
 from shear import closest_spans, shear_weights
 from sinkhorn import sinkhorn
 from tasks import benchmarks
+from tasks.errors import BadInput
 
 # What changes no number of a run on one machine, or has no value before a user gives one.
 PLAIN = (
-    "task model data out name use micro_tokens resume ranks shard_over recompute threads reward "
+    "task model data out name use micro_tokens resume ranks recompute threads reward "
     "generate_batch toy_lines warmup_steps method_option toy_width keep_samples keep_models"
 )
 
 
 def settings(*argv: str) -> dict:
     """What `train.py` resolves, but for the machine's own."""
-    own = ("device", "dtype", "given", "digest")
+    own = ("device", "dtype", "digest")
     values = dataclasses.asdict(resolve(config.parse_train(argv)))
     return {name: value for name, value in values.items() if name not in own}
 
@@ -74,7 +76,8 @@ def test_functions_for_other_trainers_have_the_same_defaults():
     defaults = dataclasses.asdict(Shear())
     assert defaults == {name: own[name] for name in defaults}
     words = "--window 7 --stride 3 --eps .2 --eps-unit raw --max-iters 9 --tol .1"
-    assert config.parse_train(words.split()).shear == Shear(7, 3, 0.2, "raw", 9, 0.1)
+    asked = config.parse_train(words.split())
+    assert [getattr(asked, name) for name in defaults] == [7, 3, 0.2, "raw", 9, 0.1]
     named = {shear_weights: "window stride eps", policy_loss: "clip_low clip_high"}
     solvers = dict.fromkeys((closest_spans, sinkhorn), "max_iters tol")
     for function, names in (named | solvers).items():
@@ -114,8 +117,7 @@ def said(command: str, words: str) -> str:
 @pytest.mark.parametrize("command", ["train.py", "eval.py"])
 def test_mistakes_are_answered_without_torch(command):
     """The answer names the nearest flag."""
-    printed = said(command, "--max-tokens modell")
-    assert "Error parsing --max-tokens: 'modell' must be of type int" in printed
+    assert "Error parsing --max-tokens" in said(command, "--max-tokens modell")
     assert "Unrecognized options: --modell" in said(command, "--modell M")
 
 
@@ -124,8 +126,8 @@ def test_help_shows_all_flags_with_their_defaults(command):
     """In 80 columns, without torch, it has the embedded task's, or with --model the paper's."""
     text = said(command, "--help")
     assert max(len(line) for line in text.splitlines()) <= 80
-    default = config.PAPER_RECIPE if command == "train.py" else evaluation.EvalConfig()
-    for name in set(dataclasses.asdict(default)) - {"given", "digest", "saved"}:
+    default = config.Config() if command == "train.py" else evaluation.EvalConfig()
+    for name in set(dataclasses.asdict(default)) - {"digest", "saved"}:
         assert f"--{name.replace('_', '-')}" in text
     words = text.replace("│", "").split()
     assert f", {AT_ONCE} on a CPU." in " ".join(words)
@@ -142,7 +144,7 @@ def test_help_shows_all_flags_with_their_defaults(command):
     "parse, words, name, values",
     [
         (evaluation.parse_eval, "--model a b --use c --seeds 3 4 --use d", "use", ("c", "d")),
-        (config.parse_train, "--use a b:c=1 --use d --model n", "use", ("a", "b:c=1", "d")),
+        (config.parse_train, "--use a:c=1 --use d --model n", "use", ("a:c=1", "d")),
         (config.parse_train, "--method-option mix=1 --method-option steps=9",
          "method_option", ("mix=1", "steps=9")),
     ],
@@ -152,29 +154,26 @@ def test_a_list_flag_given_twice_appends(parse, words, name, values):
     assert dataclasses.asdict(parse(words.split()))[name] == values
 
 
-def test_every_number_has_bounds(capsys):
-    """All flags refuse what is no number or no choice, and what is too large.
+@pytest.mark.parametrize("name", dataclasses.asdict(config.Config()))
+def test_every_number_has_bounds(name):
+    """Numbers are finite and positive; those that switch something off may be 0."""
+    value = dataclasses.asdict(config.Config())[name]
+    if name == "grade_timeout":
+        value = 1.0
+    if type(value) not in (int, float):
+        return
+    for other in (math.nan, math.inf, -math.inf, -1, 0):
+        changed = dataclasses.replace(config.Config(), **{name: other})
+        if other == 0 and name in config.MAY_BE_ZERO:
+            config.check_bounds(changed, config.MAY_BE_ZERO)
+        else:
+            with pytest.raises(BadInput, match=f"{config.flag(name)} .*out of bounds"):
+                config.check_bounds(changed, config.MAY_BE_ZERO)
 
-    Some of them refuse what is too small. Each is read by the part of the configuration that has
-    it, which takes a tenth of the time of all.
-    """
-    part_of = {}
-    for part in filter(dataclasses.is_dataclass, vars(config.PAPER_RECIPE).values()):
-        part_of |= dict.fromkeys(vars(part), type(part))
 
-    def refuses(name: str, value: str) -> bool:
-        kind = part_of.get(name, config.Config)
-        with pytest.raises(SystemExit, match="2"):
-            config.read_flags(kind, [f"{config.flag(name)}={value}"])
-        return config.flag(name) in capsys.readouterr().err
-
-    for name, value in dataclasses.asdict(config.PAPER_RECIPE).items():
-        if type(value) in (int, float) or name == "grade_timeout":
-            assert all(refuses(name, text) for text in ("nan", "1e3x", "9" * 40, "-" + "9" * 40))
-    for name in "template eps_unit device dtype sandbox".split():
-        assert refuses(name, "no such choice")
-    too_small = "window=0 eps=0 rollouts_per_prompt=1 toy_lines=-1 warmup_steps=-1 ranks=-1 "
-    too_small += "save_every=0 keep=0 seed=-1 threads=-1 clip_low=-1 grade_timeout=0 "
-    too_small += "temperature=1e-300"
-    for words in too_small.split():
-        assert refuses(*words.split("="))
+@pytest.mark.parametrize("name", "template eps_unit device dtype sandbox".split())
+def test_a_choice_is_one_of_those_there_are(name, capsys):
+    """tyro refuses others, and names the flag."""
+    with pytest.raises(SystemExit, match="2"):
+        config.parse_train([f"{config.flag(name)}=neither"])
+    assert config.flag(name) in capsys.readouterr().err
