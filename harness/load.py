@@ -226,7 +226,7 @@ def give_lessons(run: Run) -> None:
     if not lessons:
         raise refusal(config, "warmup_steps", "the task has no lessons; leave it out")
     start = run.folder / "start"
-    if run.ranks.main:
+    if run.ranks.main and not start.exists():
         with files.whole_folder(start) as draft:
             teach_policy(run, lessons)
             save_pretrained(context.policy.model, context.tokenizer, draft)

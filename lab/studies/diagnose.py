@@ -133,6 +133,8 @@ def diagnose(flags: Diagnose, config: Config, ranks: Ranks) -> None:
     out = flags.out
     values = asdict(config) | vars(flags)
     decided = {name: values[name] for name in DECIDES}
+    if not (out / "config.json").exists() and any(out.glob("group-*.json")):
+        raise BadInput(f"--out {out}: has groups, and no config.json; choose another")
     if (out / "config.json").exists():
         had = files.read_json(out / "config.json")
         for name, value in decided.items():

@@ -100,7 +100,7 @@ def test_an_arm_is_a_method_or_a_name_and_a_command_line():
     flags = "--steps 3 --method scaled --method-option of=rlsd --method-option negative=.5"
     ours = compare.settings_of(arm, ["--steps", "3"])
     assert ours == replace(config_from(flags.split()), use=("lab.fast",))
-    assert compare.settings_of("oar-g", []).credit.method == "oar-g"
+    assert compare.settings_of("oar-g", []).method == "oar-g"
     assert compare.name_of(arm) == "half"
     assert compare.allowed_arms(["shear", arm], []) == ["grpo", "shear", arm]
     words = ["--model", "M", "--task", "math"]  # which has no reward model and no first error
@@ -113,7 +113,7 @@ def test_arms_use_the_fast_functions_unless_they_say_which(given):
     """What is given stays as it is, after or before other modules."""
     for use, expected in {
         "builders.alternating": ("lab.fast", "builders.alternating"),
-        f"builders.alternating {given}": ("builders.alternating", given),
+        f"builders.alternating --use {given}": ("builders.alternating", given),
     }.items():
         assert compare.settings_of(f"grpo: grpo --use {use}", []).use == expected
 
@@ -148,7 +148,7 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     prepares = RULES["grpo"]._replace(prepare=lambda run: prepared.append(run.config.seed))
     monkeypatch.setitem(RULES, "grpo", prepares)
     path = tmp_path / "rows.jsonl"
-    arm = f"lora: arca {LORA} lab.tools.dynamic:rounds=4"
+    arm = f"lora: arca {LORA} --use lab.tools.dynamic:rounds=4"
     command = [*words_of(SMALL, "--seeds 1 2 --tuning-seeds 7 --rows", path, "--arms"), arm]
     assert compare.main(command) == 0
     printed = capsys.readouterr().out

@@ -481,8 +481,8 @@ def test_weights_are_rounded_and_rotary_frequencies_are_not():
 
 @pytest.mark.parametrize("changed", [dict(label=2), dict(solution="\ud800")])
 def test_bad_solutions_are_one_sentence(changed, qwen_folder, tmp_path, assert_refused):
-    """An unknown label or text that is not UTF-8 is refused before a folder is made."""
+    """An unknown label or text that is not UTF-8 is refused before a file is made."""
     flags = words_of(solutions(tmp_path / "s.jsonl", **changed), "--model", qwen_folder)
     names = "error: --rollouts", 'give JSON lines with "problem", "solution" and "label", 0 or 1'
     assert_refused(diagnose.main, [*flags, "--out", tmp_path / "out"], *names)
-    assert not (tmp_path / "out").exists()
+    assert not any((tmp_path / "out").glob("*"))
