@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit.rules import find
-from grpo import Policy
+from grpo import Policy, token_ids
 from harness import files, fsdp, memory, models
 from harness.command import on_machine
 from harness.config import Config, defaults_of, flag, ignored_by, read_config, refusal
@@ -67,7 +67,7 @@ def load_run(config: Config, ranks: Ranks) -> Run:
         if config.model:  # the outline, so that memory is that of what is trained
             parts.adapt(model, config.seed)
         if not config.generate_batch:  # config.json keeps it: the samples depend on it
-            longest = len(tokenizer(max(prompts, key=len), add_special_tokens=False)["input_ids"])
+            longest = max(map(len, token_ids(tokenizer, prompts)))
             room = memory.room_gb(ranks.device) - memory.resident_gb(model, config, ranks.world)
             batch = memory.choose_batch(model.config, config, room, longest, config.max_tokens)
             config = replace(config, generate_batch=batch)

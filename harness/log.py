@@ -8,6 +8,7 @@ Left out: pictures and pages, which commands of the lab draw from these files.
 """
 
 import math
+import shlex
 import sys
 import time
 from collections.abc import Iterator
@@ -47,7 +48,7 @@ COLUMNS = (
 # Rows of a held-out table on how well credit finds the true first error, by AUC: the share of pairs
 # of tokens in which the later one has the larger weight.
 AUCS = {
-    "auc": "later tokens outweigh those before the first error",
+    "auc": "tokens from the first error on outweigh earlier ones",
     "auc_position": "  how often position alone would do that",
 }
 RARE = "infra_errors", "skipped", "replaced"  # shown where they are not 0
@@ -100,7 +101,8 @@ def open_folder(run: Run) -> Iterator[None]:
             raise
         except BaseException:
             if run.ranks.main and files.checkpoints_of(run.folder):
-                print(f"resume with: python train.py --resume {run.folder}", file=sys.stderr)
+                place = shlex.quote(str(run.folder))
+                print(f"resume with: python train.py --resume {place}", file=sys.stderr)
             raise
 
 
@@ -275,7 +277,8 @@ def print_end(run: Run, after: dict) -> None:
     if after.get("example"):
         print(f"\na wrong rollout, with the mean {run.config.method} weight of each line:")
         print("\n".join(after["example"]))
-    print(f"\nthe model: {run.folder}/model\nnext: python eval.py --model {run.folder}")
+    place = shlex.quote(str(run.folder))
+    print(f"\nthe model: {place}/model\nnext: python eval.py --model {place}")
     if has_lab():
-        print(f"      python -m lab.tools.curve {run.folder}")
-        print(f"      python -m lab.tools.page {run.folder}")
+        print(f"      python -m lab.tools.curve {place}")
+        print(f"      python -m lab.tools.page {place}")
