@@ -155,10 +155,16 @@ def discard_after(run: Path, step: int) -> None:
 def remove(folder: Path, keep_model: bool = False) -> None:
     """Remove a checkpoint, or all of it but its model.
 
-    What makes it one goes first, so that a half-removed one is never chosen.
+    What makes it one goes first, so that a half-removed one is never chosen. The rest goes under a
+    draft's name: what a kill leaves of it is removed when the run is resumed.
     """
     (folder / "complete.json").unlink(missing_ok=True)
-    shutil.rmtree(folder / "state" if keep_model else folder, ignore_errors=True)
+    unneeded = folder / "state" if keep_model else folder
+    draft = folder.with_name(f".writing-{folder.name}")
+    shutil.rmtree(draft, ignore_errors=True)
+    if unneeded.exists():
+        unneeded.rename(draft)
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def state_of(run: Run) -> dict[str, Tensor]:

@@ -1,7 +1,7 @@
 """Every setting of `train.py`, one field a flag; a comment beside or above a field is its help.
 
-    parse_train(argv)    the configuration of a run, checked; tyro prints --help and mistakes
-    read_config(values)  that of a run on disk
+    parse_train(argv)           the configuration of a run, checked; tyro prints --help and mistakes
+    read_config(saved, blame)   that of a run on disk
 
 Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318; `docs/recipe.md` has each
 one beside the paper's words), or the task's in place of them (`tasks/settings.py`), or, with
@@ -155,13 +155,13 @@ def saved_config(resume: str) -> Config:
     return replace(config, out=str(run.parent), name=run.name, resume=resume)
 
 
-def read_config(settings: Mapping[str, Any], blame: str) -> Config:
+def read_config(saved: Mapping[str, Any], blame: str) -> Config:
     """The configuration in a run's config.json or complete.json; raises BadInput."""
     values: dict[str, Any] = {}
     for setting in fields(Config):
-        if setting.name not in settings:
+        if setting.name not in saved:
             raise BadInput(f"{blame}: {setting.name} is missing; {FIRST_VERSION}")
-        value = settings[setting.name]
+        value = saved[setting.name]
         values[setting.name] = tuple(value) if isinstance(value, list) else value
     return Config(**values)
 
