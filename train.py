@@ -107,7 +107,7 @@ def train(config: Config, ranks: Ranks) -> None:
                 run.parts.save_model(run.context.policy.model, run.context.tokenizer, draft)
             log.write_evaluation(run, "after", after)
             log.print_results(before=before, after=after)
-            log.print_end(run, after)
+            log.print_end(run, before, after)
 
 
 def prepare_rule(run: Run) -> None:

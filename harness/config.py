@@ -187,7 +187,7 @@ def check(config: Config, default: Config, given: set[str]) -> None:
         done = files.find_checkpoint(Path(config.resume))[1]["step"]
         if config.steps < done:  # equal if only the last evaluation was cut off
             raise refusal(config, "steps", f"the checkpoint is of step {done} already; give more")
-    elif config.name and (Path(config.out) / config.name).exists():
+    elif config.name and files.is_taken(Path(config.out) / config.name):
         raise refusal(config, "name", f"exists in {config.out}/ already; choose another name")
     if config.rollouts_per_prompt < 2:
         raise refusal(config, "rollouts_per_prompt", "a group needs 2 or more; raise it")

@@ -136,6 +136,12 @@ def config_of(folder: Path) -> dict | None:
     return settings if settings.get("program") == PROGRAM else None
 
 
+def is_taken(folder: Path) -> bool:
+    """Whether there is more in a folder than a run that was killed before its first checkpoint."""
+    is_begun = config_of(folder) is not None and not (folder / "model").exists()
+    return folder.exists() and not (is_begun and not checkpoints_of(folder))
+
+
 def run_of(path: str) -> dict:
     """The configuration of the run that a model's folder lies in; empty for any other."""
     folder = Path(path).resolve()

@@ -23,6 +23,7 @@ from grpo import Policy, token_ids
 from harness import files, fsdp, memory, models
 from harness.command import on_machine
 from harness.config import Config, defaults_of, flag, ignored_by, read_config, refusal
+from harness.log import smallest_gain
 from harness.run import Parts, Ranks, Run, lessons_of_task, make_context, save_pretrained
 from harness.sampling import sample_step
 from tasks import toy
@@ -106,6 +107,9 @@ def describe(config: Config, ranks: Ranks, task: Task, model: PreTrainedModel) -
         f"model {name}: {type(model).__name__}, {model.num_parameters():,} parameters",
         f"{len(task.train)} problems to train on, {len(task.heldout)} held out",
     ]
+    sampled = min(len(task.heldout), config.eval_groups)
+    smallest = 100 * smallest_gain(sampled)
+    notes.append(f"{sampled} held-out problems show only gains above {smallest:.0f} points")
     if config.data:
         steps = -(-len(task.train) // config.prompts_per_step)
         notes.append(f"a pass over --data takes {steps} step(s)")

@@ -9,12 +9,15 @@ Left out: pictures and pages, which commands of the lab draw from these files.
 
 import math
 import shlex
+import shutil
+import statistics
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +48,10 @@ COLUMNS = (
     ("gnorm", "grad_norm", "7.3f"),
     ("s/step", "s_per_step", "7.1f"),
 )
+ERRORS = 2  # a gain of more standard errors is told from none: two-sided, 5%
+SPREAD = 0.4  # standard deviation of a problem's gain, as long as it is not measured
+WORTH = 0.1  # a gain that a run should be able to show
+USELESS = 0.75  # share of groups without signal above which little else matters
 # Rows of a held-out table on how well credit finds the true first error, by AUC: the share of pairs
 # of tokens in which the later one has the larger weight.
 AUCS = {
@@ -94,6 +101,7 @@ def open_folder(run: Run) -> Iterator[None]:
         try:
             if run.ranks.main:
                 if not config.resume:
+                    clear(run.folder)
                     write_config(config, run.folder)
                 print_plan(run)
             yield
@@ -104,6 +112,18 @@ def open_folder(run: Run) -> Iterator[None]:
                 place = shlex.quote(str(run.folder))
                 print(f"resume with: python train.py --resume {place}", file=sys.stderr)
             raise
+
+
+def clear(folder: Path) -> None:
+    """Remove what a run has left that was killed before its first checkpoint.
+
+    `harness.config.check` refuses the name of any other folder.
+    """
+    for path in folder.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def free_name(config: Config) -> str:
@@ -195,12 +215,11 @@ def notes_of(metrics: dict, config: Config) -> list[str]:
 # ---- evaluations before and after training -------------------------------------------------------
 
 
-def accuracies(
-    greedy: list[Verdict], sampled: list[Verdict], group_size: int
-) -> dict[str, tuple[float, float, int]]:
+def accuracies(greedy: list[Verdict], sampled: list[Verdict], group_size: int) -> dict[str, Any]:
     """Mean, standard error and number of verdicts of greedy and of sampled responses.
 
-    The sampled ones of a problem are adjacent; their error is clustered by problem.
+    The sampled ones of a problem are adjacent; their error is clustered by problem. "by_problem"
+    has each problem's mean.
     """
     groups = rewards_of(sampled).reshape(-1, group_size)  # (problems, G); NaN: no verdict
     by_problem = np.array([mean_and_error(group)[0] for group in groups])  # (problems,)
@@ -208,6 +227,7 @@ def accuracies(
     return {
         "greedy": mean_and_error(rewards_of(greedy)),
         "sampled": (mean, error, int((~np.isnan(groups)).sum())),
+        "by_problem": by_problem.tolist(),
     }
 
 
@@ -272,8 +292,62 @@ def print_results(**columns: dict) -> None:
         print(f"{title:54}" + "".join(shown[title].rjust(14) for shown in results.values()))
 
 
-def print_end(run: Run, after: dict) -> None:
-    """Print a worked example, and the next commands."""
+# ---- what a run shows ----------------------------------------------------------------------------
+
+
+def smallest_gain(problems: int, spread: float = SPREAD) -> float:
+    """The gain that can be told from none by so many held-out problems.
+
+    `spread` is the standard deviation of a problem's gain.
+    """
+    return ERRORS * spread / math.sqrt(problems)
+
+
+def verdict_of(run: Run, before: dict, after: dict, steps: list[dict]) -> list[str]:
+    """What the run shows, in sentences, from both evaluations and the metrics of its steps.
+
+    A gain is that of the sampled accuracy, paired by problem. It can be told from none if it
+    exceeds ERRORS standard errors.
+    """
+    gains = np.array(after["by_problem"]) - np.array(before["by_problem"])  # (problems,)
+    mean, error, count = mean_and_error(gains)
+    if count < 2:
+        return ["too few held-out problems to tell a gain from none: raise --heldout"]
+    is_told = abs(mean) > ERRORS * error
+    told = "more than chance" if is_told else "it cannot be told from none"
+    no_signal = statistics.mean(row["equal_groups"] for row in steps)
+    reward = statistics.mean(row["reward"] for row in steps)
+    spread = error * math.sqrt(count)
+    return [
+        f"gain {100 * mean:+.1f} ± {100 * error:.1f} points, paired by {count} held-out problems: "
+        f"{told}",
+        f"so many problems show gains above {100 * ERRORS * error:.0f} points; {no_signal:.0%} of "
+        "the groups had no signal",
+        "what would help most: " + advice_of(run, is_told, spread, no_signal, reward),
+    ]
+
+
+def advice_of(run: Run, is_told: bool, spread: float, no_signal: float, reward: float) -> str:
+    """The one change that would help a run most."""
+    if no_signal > USELESS:
+        return "harder problems" if reward > 0.5 else "easier problems, or lessons"
+    needed = math.ceil((ERRORS * spread / WORTH) ** 2)  # problems that show a gain of WORTH
+    sampled = min(len(run.context.task.heldout), run.config.eval_groups)
+    if is_told or needed <= sampled:
+        return (
+            f"more steps (--resume {shlex.quote(str(run.folder))} --steps {2 * run.config.steps})"
+        )
+    if needed > len(run.context.task.train):
+        return f"more problems, of which about {needed} are held out"
+    return f"more held-out problems (--heldout {needed} --eval-groups {needed})"
+
+
+def print_end(run: Run, before: dict, after: dict) -> None:
+    """Print what the run shows, a worked example, and the next commands."""
+    rows = files.read_lines(run.folder / "metrics.jsonl")
+    print()
+    for line in verdict_of(run, before, after, [row for row in rows if "step" in row]):
+        say(line)
     if after.get("example"):
         print(f"\na wrong rollout, with the mean {run.config.method} weight of each line:")
         print("\n".join(after["example"]))

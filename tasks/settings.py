@@ -95,6 +95,7 @@ TASKS = {
             prompts_per_update=4,
             micro_tokens=4096,
             eval_groups=16,
+            save_every=2,
             recompute=False,
         ),
     ),

@@ -246,6 +246,23 @@ def test_a_run_killed_at_a_random_moment_goes_on_exactly(whole, cut):
     assert_same_run(whole, cut.folder)
 
 
+def test_a_run_killed_before_its_first_checkpoint_starts_again_under_its_name(
+    taught, tmp_path, monkeypatch, assert_refused
+):
+    """Nothing of the first try stays; a run with a checkpoint, or a model, keeps its name."""
+    words = words_of(SIZES, "--model", taught, "--steps 1 --out", tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save", interrupt)
+        assert train.main(words) == 130
+    assert len(files.read_lines(tmp_path / "run" / "metrics.jsonl")) == 2
+    run_well(train, words)
+    before, step, after = files.read_lines(tmp_path / "run" / "metrics.jsonl")
+    assert before["before"] and step["step"] == 1 and after["after"]
+    assert_refused(train.main, words, "--name run: exists in")
+    shutil.rmtree(tmp_path / "run" / "checkpoints")
+    assert_refused(train.main, words, "--name run: exists in")
+
+
 def test_models_of_some_steps_are_kept_after_their_checkpoints(tmp_path, taught):
     """`--keep-models 2` leaves the model of step 2 without its state; a resumed run leaves it, too."""
     words = words_of(SIZES.replace("--keep 9", "--keep 1"), "--keep-models 2 --steps 3")

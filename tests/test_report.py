@@ -25,6 +25,7 @@ RIGHT = "a=1+2=1+2=3\n\\boxed{3}"
 WRONG = "a=1+2=1+2=4\n\\boxed{4}"
 BEFORE = {"greedy": (0.344, 0.021, 512), "sampled": (0.379, math.nan, 512)}
 BEFORE |= {"localisation": {}, "length": 13.5, "truncated": 0, "no_answer": 0}
+BEFORE |= {"by_problem": [0.25, 0.5]}
 
 
 @pytest.fixture
@@ -199,28 +200,80 @@ def test_a_plan_names_what_runs(logged, monkeypatch, capsys):
         assert words in capsys.readouterr().out
 
 
-def test_the_end_compares_with_the_start(logged, monkeypatch, capsys):
+@pytest.fixture
+def small(logged):
+    """A run with 40 problems to train on and ten held out."""
+    problems = [{"problem": str(number)} for number in range(50)]
+    logged.context.task = Task("own", problems[10:], problems[:10], None, None)
+    return logged
+
+
+def test_the_end_compares_with_the_start(small, monkeypatch, capsys):
     """Rollouts of the evaluations have files of their own; unknown numbers are dashes."""
     monkeypatch.setattr(log, "has_lab", lambda: True)
     rows = [{"step": 1, "problem": "1+1?"}]
     after = BEFORE | {"greedy": (0.893, 0.014, 512), "sampled": (0.666, 0.029, 512)}
     after |= {"localisation": {"auc": 0.984, "auc_position": 0.0}, "example": ["  0.10  a=3"]}
+    files.append_rows(small.folder / "metrics.jsonl", [METRICS])
     for when, found in (("before", BEFORE), ("after", after)):
-        log.write_evaluation(logged, when, found | {"samples": rows})
-        assert files.read_lines(logged.folder / f"{when}.jsonl") == rows
-    first, last = files.read_lines(logged.folder / "metrics.jsonl")
+        log.write_evaluation(small, when, found | {"samples": rows})
+        assert files.read_lines(small.folder / f"{when}.jsonl") == rows
+    _, first, last = files.read_lines(small.folder / "metrics.jsonl")
     assert first.keys() == {"before"} and last.keys() == {"after"}
     assert "samples" not in last["after"]
     log.print_results(before=BEFORE)
     assert "greedy" in capsys.readouterr().out
     log.print_results(before=BEFORE, after=after)
-    log.print_end(logged, after)
+    log.print_end(small, BEFORE, after)
     _, titles, greedy, sampled, credit, position, *rest = capsys.readouterr().out.split("\n")
     assert titles.split()[-2:] == ["before", "after"]
     assert greedy.split()[-6:] == ["34.4", "±", "2.1", "89.3", "±", "1.4"]
     assert sampled.split()[-6:] == ["37.9", "±", "-", "66.6", "±", "2.9"]
     assert credit.split()[-2:] == ["-", "98.4"] and position.split()[-2:] == ["-", "0.0"]
-    assert f"next: python eval.py --model {logged.folder}" in rest and "  0.10  a=3" in rest
+    assert f"next: python eval.py --model {small.folder}" in rest and "  0.10  a=3" in rest
+
+
+def told(run, gains: list[float], **metrics) -> str:
+    """The verdict on a run whose sampled accuracy grew so by problem."""
+    before = {"by_problem": [0.5] * len(gains)}
+    after = {"by_problem": [0.5 + gain for gain in gains]}
+    return " | ".join(log.verdict_of(run, before, after, [METRICS | metrics] * 2))
+
+
+def test_a_verdict_is_the_paired_gain_beside_its_error(small):
+    """A gain of two standard errors is told from none; unknown accuracies are in no number."""
+    alike = told(small, [0.25, -0.25] * 5)
+    assert "gain +0.0 ± 8.3 points, paired by 10 held-out problems: it cannot be told" in alike
+    assert "so many problems show gains above 17 points; 6% of the groups had no signal" in alike
+    assert "+20.0 ± 3.3 points, paired by 10 held-out problems: more than" in told(
+        small, [0.1, 0.3] * 5
+    )
+    assert "-20.0 ± 3.3 points" in told(small, [-0.1, -0.3] * 5)
+    assert "paired by 9 held-out" in told(small, [math.nan] + [0.1] * 9)
+    assert told(small, [math.nan] * 9 + [0.1]) == (
+        "too few held-out problems to tell a gain from none: raise --heldout"
+    )
+
+
+@pytest.mark.parametrize(
+    "gains, metrics, advice",
+    [
+        ([0.1, 0.3] * 5, {}, "more steps (--resume"),
+        ([0.02, -0.02] * 5, {}, "more steps (--resume"),  # so many problems would have shown it
+        ([0.25, -0.25] * 5, {}, "more held-out problems (--heldout 28 --eval-groups 28)"),
+        ([0.5, -0.5] * 5, {}, "more problems, of which about 112 are held out"),
+        ([0.5, -0.5] * 5, dict(equal_groups=0.9, reward=0.1), "easier problems, or lessons"),
+        ([0.5, -0.5] * 5, dict(equal_groups=0.9, reward=0.9), "harder problems"),
+    ],
+)
+def test_a_verdict_names_what_would_help_most(gains, metrics, advice, small):
+    """No signal counts first; then a gain that is too small for so few problems to show."""
+    assert f"what would help most: {advice}" in told(small, gains, **metrics)
+
+
+def test_the_gain_that_a_run_can_show_is_known_before_it():
+    """Two standard errors, for problems whose gains differ as SPREAD says."""
+    assert [round(100 * log.smallest_gain(count)) for count in (10, 64, 512)] == [25, 10, 4]
 
 
 def test_accuracies_count_problems():
@@ -230,5 +283,6 @@ def test_accuracies_count_problems():
     found = log.accuracies([right, wrong, unknown], sampled, 2)
     assert found["greedy"] == (0.5, 0.5, 2)
     assert found["sampled"] == (0.75, 0.25, 4)
+    np.testing.assert_equal(found["by_problem"], [0.5, 1, math.nan])
     mean, error, count = log.accuracies([unknown], [right, right], 2)["greedy"]
     assert math.isnan(mean) and math.isnan(error) and count == 0
