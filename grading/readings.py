@@ -2,6 +2,7 @@ r"""Gold answers and problems as their authors wrote them: what the math grader 
 
     read_answer(value)                -> an answer's text: a number's digits, what follows ####
     is_copied(answer, gold, problem)  -> does it only repeat a calculation of the problem?
+    UNMATCHED                         -> patterns of answers that no number equals, with remedies
 
 They look at texts alone, so that thousands of answers take no time.
 """
@@ -23,6 +24,22 @@ CALCULATION = [
     (r"\\times(?![a-z])|\\cdot(?![a-z])|[×·]", "*"),
     (r"\\div(?![a-z])|÷", "/"), ("[{}]", ""),
 ]  # fmt: skip
+
+# About 5, ca. 5 m. Not ~5 and ≈5, which are 5 to the grader.
+HEDGED = re.compile(
+    r"(?:\\text\{)?\s*(?:about|around|approximately|roughly|nearly|almost|circa|(?:ca|approx)\b\.?)"
+    r"\b\W*(?=[^A-Za-z]*[0-9])",
+    re.I,
+)
+# 2,5 l or €2,50. Without a unit, 2,5 may be a list; 2,500 l and 1,2,3 are no decimals.
+DECIMAL_COMMA = re.compile(
+    r"(?!.*(?:,.*,|\b(?:and|or)\b))[-+]?(€|£)?\s?(?:0|[1-9][0-9]*),[0-9]{1,2}(?![0-9])"
+    r"(?(1)|\s?(?:\\text|\\?%|[°€£]|[A-Za-z]{2}|(?<=\s)[A-Za-z]))"
+)
+UNMATCHED = {
+    HEDGED: 'answers with "about" or "ca." are right only in the same words; write the number',
+    DECIMAL_COMMA: "answers with a decimal comma are read as two numbers; write 2.5 for 2,5",
+}
 
 
 def read_answer(value: object) -> object:

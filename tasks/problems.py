@@ -26,6 +26,7 @@ are dropped.
   - GSM8K's: what follows "####" is the answer;
   - Eurus's and verl's: "prompt" (messages) and "reward_model" {"ground_truth"}, which decides
     whatever other columns say.
+Capital letters in the names of columns do not matter.
 Rows of a "level" outside 3 to 5 (math), or of another task's "ability", are left out. A row that
 cannot be used is an error that names it; in published sets, which have "gt_answer", "solution" or
 "reward_model", it is dropped, and a warning counts these rows and names the first.
@@ -45,7 +46,7 @@ import random
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import partial
@@ -54,7 +55,7 @@ from typing import NamedTuple, TypeGuard
 from transformers import PreTrainedTokenizerBase
 
 from grading import sandbox
-from grading.readings import read_answer
+from grading.readings import UNMATCHED, read_answer
 from grpo import Rollouts, decode
 from rewards import (
     Verdict,
@@ -88,6 +89,7 @@ PUBLISHED = {"gt_answer", "reward_model", "solution"}  # columns of sets from th
 FILTERS = {"math": " of levels 3 to 5, or of none", "code": ' of ability "code", or of none'}
 CHECKED = 20  # prompts, at most, that are decoded again to find a tokenizer that loses characters
 LOST = 0.1  # share of a prompt's characters that a tokenizer must not lose
+NAMED = 5  # rows, at most, that a warning names
 ROUND = 2**20  # steps, which no run takes
 DAY = date(2024, 7, 26)  # which Llama's templates write where they know no other
 WRITTEN = "".join(f"|replace('%{code}', '{DAY:%{code}}')" for code in "aAbBdeFjmuUVwWxyYHIMSp")
@@ -346,8 +348,8 @@ def render(
 def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
     """The problems of a file, or of the hub if `data` is None, and notes for the user.
 
-    The notes say where the problems come from, how many rows were left out or dropped, and why.
-    Raises BadInput.
+    The notes say where the problems come from, how many rows were left out or dropped, and why. Of
+    a file, they name rows that would train wrongly. Raises BadInput.
     """
     repo, file, expected = HUB[kind]
     if data is None:
@@ -356,17 +358,7 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
     else:
         blame = f"--data {data}"
         rows = from_file(data, blame)
-    problems = []
-    dropped = []
-    count = 0
-    for count, row in enumerate(rows, 1):
-        if _is_wanted(row, kind):
-            try:
-                problems.append(as_problem(row, kind))
-            except (ValueError, TypeError, RecursionError) as error:
-                if not PUBLISHED & row.keys():
-                    raise BadInput(f"{blame}, row {count}: {error}") from error
-                dropped.append(f"row {count}: {error}")
+    problems, dropped, count = numbered(rows, kind, blame)
     wanted = len(problems) + len(dropped)
     notes = [f"data {data or f'{repo} (hub)'}: {wanted:,} of {count:,} rows"]
     if wanted < count:
@@ -377,7 +369,54 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
         notes.append(f"WARNING: {len(dropped):,} rows cannot be used (the first: {dropped[0]})")
     if not problems:
         raise BadInput(f"{blame}: no problem is left ({notes[-1]}); give others with --data")
-    return problems, notes
+    if data is not None:
+        notes += doubts_of(problems)
+    return list(problems.values()), notes
+
+
+def numbered(rows: Iterable[dict], kind: str, blame: str) -> tuple[dict[int, dict], list[str], int]:
+    """The problems by the numbers of their rows, what was dropped and why, and how many rows are.
+
+    Raises BadInput, which begins with `blame`, for a row of no published set that cannot be used.
+    """
+    problems = {}
+    dropped = []
+    count = 0
+    for count, row in enumerate(rows, 1):
+        if _is_wanted(row, kind):
+            try:
+                problems[count] = as_problem(row, kind)
+            except (ValueError, TypeError, RecursionError) as error:
+                if not PUBLISHED & set(map(str.lower, row)):
+                    raise BadInput(f"{blame}, row {count}: {error}") from error
+                dropped.append(f"row {count}: {error}")
+    return problems, dropped, count
+
+
+def doubts_of(problems: dict[int, dict]) -> list[str]:
+    """Warnings of answers that no number equals, and of problems that occur twice.
+
+    The keys are the numbers of the problems' rows.
+    """
+    notes = []
+    for pattern, remedy in UNMATCHED.items():
+        rows = [f"row {row}" for row, p in problems.items() if pattern.match(p.get("answer", ""))]
+        if rows:
+            notes.append(f"WARNING: {_first(rows)}: {remedy}")
+    seen: dict[str, int] = {}  # the words of a problem -> its first row
+    doubles = []
+    for row, problem in problems.items():
+        before = seen.setdefault(" ".join(problem["problem"].split()), row)
+        if before != row:
+            doubles.append(f"rows {before} and {row}")
+    if doubles:
+        notes.append(f"WARNING: {_first(doubles)} are the same problem; keep one of them")
+    return notes
+
+
+def _first(rows: list[str]) -> str:
+    """The first names of rows, with dots for the others."""
+    return ", ".join(rows[:NAMED] + ["..."] * (len(rows) > NAMED))
 
 
 def _is_wanted(row: dict, kind: str) -> bool:
@@ -422,9 +461,10 @@ def as_problem(row: dict, kind: str) -> dict:
 
 
 def _columns(row: dict) -> dict:
-    """A row's columns, and what some sets keep in "extra_info"."""
-    extra = row.get("extra_info")
-    return extra | row if isinstance(extra, dict) else row
+    """A row's columns, also without capitals, and what some sets keep in "extra_info"."""
+    columns = {name.lower(): value for name, value in row.items()} | row
+    extra = columns.get("extra_info")
+    return extra | columns if isinstance(extra, dict) else columns
 
 
 def _user_message(prompt: object) -> str | None:

@@ -366,6 +366,52 @@ def test_empty_boxes_of_math_are_dropped(tmp_path):
     assert dropped.startswith("WARNING: 1 rows cannot be used (the first: row 2: needs")
 
 
+def test_capitals_of_a_header_do_not_matter(tmp_path):
+    """A name without capitals still decides where both are there, and published sets are known."""
+    path = tmp_path / "x.csv"
+    path.write_text("Question,ANSWER,Solution,Level\na,7,so 7,\nb,8,so 8,Level 2\n")
+    due = {"problem": "a", "answer": "7", "solution": "so 7"}
+    assert load_problems("math", str(path))[0] == [due]
+    path.write_text("Problem,problem,Answer,answer\na,b,1,2\n")
+    assert load_problems("math", str(path))[0] == [{"problem": "b", "answer": "2"}]
+    path.write_text("Problem,Solution\na,none\nb,\\boxed{2}\n")
+    assert "1 rows cannot be used" in load_problems("math", str(path))[1][1]
+
+
+@pytest.mark.parametrize(
+    "named, answers",
+    [
+        ('"about"', ["about 2000 ml", "ca. 7", "Approximately $5", r"\text{about 5 m}"]),
+        ("decimal comma", ["2,5 l", "€2,50", "-0,5 °C", r"2,5\%", r"12,5\text{ km/h}"]),
+        ("", ["~5 m", "≈5", "about noon", "3 calves", "$2,500", "2,500 m", "9:20"]),
+        ("", ["2,5", "2, 5 cm", "(2,5)", "1,2 and 3 m", "1,2x", r"1,2\pi", "1,2,30 m"]),
+    ],
+)
+def test_answers_that_no_number_equals_are_named(named, answers, tmp_path):
+    """They are right for their own words alone, so a warning names their rows, the first five."""
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps([{"problem": answer, "answer": answer} for answer in answers]))
+    warnings = load_problems("math", str(path))[1][1:]
+    rows = ", ".join(f"row {row}" for row in range(1, len(answers) + 1))
+    assert [warning.partition(": answers with ")[0] for warning in warnings] == [
+        f"WARNING: {rows}"
+    ] * bool(named)
+    assert all(named in warning for warning in warnings)
+    path.write_text(json.dumps([{"problem": str(row), "answer": "ca. 5"} for row in range(6)]))
+    assert "row 4, row 5, ...: answers" in load_problems("math", str(path))[1][1]
+
+
+def test_problems_that_occur_twice_are_named(tmp_path):
+    """Other white space makes no other problem; rows that are left out count as rows."""
+    rows = [{"problem": text, "answer": "1"} for text in ["a b", "c", "a  b ", "c", "A b"]]
+    append_rows(tmp_path / "x.jsonl", [{"problem": "c", "answer": "1", "level": 1}, *rows])
+    problems, notes = load_problems("math", str(tmp_path / "x.jsonl"))
+    assert len(problems) == 5
+    assert notes[1:] == [
+        "WARNING: rows 2 and 4, rows 3 and 5 are the same problem; keep one of them"
+    ]
+
+
 def test_levels_and_abilities_of_others_are_left_out(tmp_path):
     """Rows are left out before anything else is asked of them; programs have no such levels."""
     path = tmp_path / "x.json"

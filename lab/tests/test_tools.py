@@ -1,14 +1,18 @@
 """Commands of lab/tools that read a run's files, a model's shapes or other files."""
 
+import gzip
+import json
 import math
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
+import pyarrow
 import pytest
 from builders.case_files import cases
 from builders.commands import run_well, words_of
+from pyarrow import parquet
 from transformers import Qwen2Config
 
 import eval as evaluation
@@ -152,8 +156,43 @@ def test_a_file_s_answers_are_graded_in_their_other_forms(tmp_path, capsys, asse
         "8 answers",
     ]
     files.append_rows(path, [{"answer": None}])
-    assert_refused(answers.main, [path], f"{path}, row 9: cannot be read")
+    assert_refused(answers.main, [path], f'{path}, row 9: needs "answer"')
     assert_refused(answers.main, [tmp_path / "none"], "none: cannot be read")
+    path.write_text('{"answer": "1"}\n{"answer": }\n')
+    assert_refused(answers.main, [path], "cannot be read (line 2: not JSON")
+
+
+def test_what_a_person_would_write_for_an_answer_is_tried(tmp_path, capsys):
+    """Times, a decimal comma and "about" are, in each kind of file, and train.py's warnings follow.
+
+    A row that train.py drops is named.
+    """
+    golds = ["about 2000 ml", "2,5 l", "9:20", "09:20", "9:20 p.m.", "15:35", "~5 m", "2,500 m"]
+    rows = [{"Question": f"{row}?", "Answer": gold} for row, gold in enumerate(golds)]
+    rows.append(rows[2])
+    lines = "\n".join(map(json.dumps, rows))
+    header = "Question,Answer\n"
+    cells = "".join('"{Question}","{Answer}"\n'.format(**row) for row in rows)
+    (tmp_path / "x.jsonl").write_text(lines)
+    (tmp_path / "x.json").write_text(json.dumps(rows))
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "x.csv").write_text(header + cells)
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "x.parquet")
+    for path in sorted(tmp_path.iterdir()):
+        run_well(answers, path)
+        assert [line[:38] for line in capsys.readouterr().out.splitlines()] == [
+            "row 1: '2000 ml' is parse_error for 'a",
+            "row 2: '2.5 l' is wrong for '2,5 l'",
+            "row 5: '9:20' is wrong for '9:20 p.m.'",
+            "row 5: '09:20' is wrong for '9:20 p.m.",
+            'WARNING: row 1: answers with "about" o',
+            "WARNING: row 2: answers with a decimal",
+            "WARNING: rows 3 and 9 are the same pro",
+            "9 answers",
+        ], path
+    (tmp_path / "x.json").write_text('[{"solution": "none"}, {"answer": "1"}]')
+    run_well(answers, tmp_path / "x.json")
+    assert capsys.readouterr().out.startswith("row 1: needs")
 
 
 # ---- replay, tables, select ----------------------------------------------------------------------
