@@ -13,6 +13,9 @@ Weights that change by more than rounding (1e-4 of them) raise the minor version
 may change with any version; the trainers' follow TRL and verl.
 """
 
+import warnings
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -48,9 +51,11 @@ def shear_weights(
     nbar. It is 1 where no rollout has the opposite verdict, and 0 where the mask is 0. With `mean1`
     the weights are divided by their mean, so that SHEAR's steps are as large as GRPO's.
 
-    `distances` and `closest` are hooks, described in `shear_credit.shear`. Raises ValueError for a
-    bad window, stride or eps, and for a state that is not finite.
+    `distances` and `closest` are hooks, described in `shear_credit.shear`. Warns where no response
+    is longer than the window. Raises ValueError for a bad window, stride or eps, for a state that
+    is not finite, and for a verdict in `correct` that is neither bool nor 0 or 1.
     """
+    check_inputs(mask, correct, window)
     omega = weigh(
         hidden,
         mask,
@@ -61,10 +66,7 @@ def shear_weights(
         distances=distances,
         closest=closest,
     ).omega
-    if mean1:
-        mean = omega.sum() / mask.sum().clamp_min(1)
-        omega = torch.where(mean > 0, omega / mean, omega)
-    return omega
+    return with_mean1(omega, mask) if mean1 else omega
 
 
 def token_advantages(
@@ -84,16 +86,40 @@ def token_advantages(
     The `group_size` rollouts of a prompt are adjacent; hidden (B, T, d), mask (B, T), correct (B,)
     and the options are those of `shear_weights`. Groups do not see each other, so a batch may come
     in parts. States on another device, such as the CPU, are moved to the mask's device group by
-    group. Raises ValueError for an incomplete group, and as `shear_weights` does.
+    group. Warns and raises ValueError as `shear_weights` does, of the batch; raises it for an
+    incomplete group, too.
     """
     if len(mask) % group_size:
         raise ValueError(f"{len(mask)} rollouts cannot be split into groups of {group_size}")
+    check_inputs(mask, correct, window)
+    sizes = partial(weigh, window=window, stride=stride, eps=eps)
+    weights_of = partial(sizes, distances=token_distances, closest=race)
     omega = []
     for start in range(0, len(mask), group_size):
         group = slice(start, start + group_size)
         states = hidden[group].to(mask.device)
-        weights = shear_weights(
-            states, mask[group], correct[group], window=window, stride=stride, eps=eps, mean1=mean1
-        )
-        omega.append(weights)
+        weights = weights_of(states, mask[group], correct[group]).omega
+        omega.append(with_mean1(weights, mask[group]) if mean1 else weights)
     return shear_advantages(advantages, torch.cat(omega))
+
+
+def check_inputs(mask: Tensor, correct: Tensor, window: int) -> None:
+    """Warn where no response is longer than the window; raise ValueError for other verdicts.
+
+    The warning's place is the line that calls the caller, which Python warns of once.
+    """
+    others = correct[(correct != 0) & (correct != 1)]  # NaN is among them
+    if len(others):
+        raise ValueError(f"correct must be bool, or 0 and 1; it has {others[0].item()}")
+    if 1 < mask.sum(1).max() <= window:
+        warnings.warn(
+            f"no response is longer than the window of {window} tokens, so each is one span, whose "
+            "tokens have equal weights; give a smaller window and stride",
+            stacklevel=3,
+        )
+
+
+def with_mean1(omega: Tensor, mask: Tensor) -> Tensor:
+    """A group's weights divided by their mean, if that is not 0."""
+    mean = omega.sum() / mask.sum().clamp_min(1)
+    return torch.where(mean > 0, omega / mean, omega)

@@ -3,9 +3,10 @@
     python -m lab.learn.check                     # what is right, wrong, not written
     python -m lab.learn.check span_bounds --hint  # one of them, and a hint
 
-Replace each `raise NotImplementedError` by code. All tensors are on the CPU; only token indices and
-masks are not float32. Use torch's sums, minima and softmaxes; loops are allowed, speed does not
-matter. Write yours before you open shear.py, sinkhorn.py and grpo.py, where these functions are.
+The first command copies this file to mine/exercises.py, which git ignores: write there, and replace
+each `raise NotImplementedError` by code. All tensors are on the CPU; only token indices and masks
+are not float32. Use torch's sums, minima and softmaxes; loops are allowed, speed does not matter.
+Write yours before you open shear.py, sinkhorn.py and grpo.py, where these functions are.
 """
 
 import torch  # noqa: F401  # for your code

@@ -3,6 +3,10 @@
 Run: `python -m lab.records.curves`. It writes lab/records/curves.svg.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 from pathlib import Path
 
 from lab.studies import compare, figures

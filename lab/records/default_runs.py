@@ -13,6 +13,10 @@ brackets the lowest and the highest. The rows that are there, of ten runs, have 
 commit 3fe5855, one thread of an AMD EPYC, torch 2.13.0, transformers 5.23.0, 2026-11-25.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 import sys
 from pathlib import Path
 

@@ -3,6 +3,10 @@
 Run: `python -m lab.records.dynamic_sampling`.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 from pathlib import Path
 
 from lab.studies.compare import outcomes_of, trials_in, with_interval

@@ -6,6 +6,10 @@ It samples 8 rollouts to each of 32 word problems from runs/words-shear-1/start,
 Run: `python -m lab.records.first_errors`.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 from collections import Counter
 
 import torch

@@ -8,6 +8,10 @@ training calls, `transformers` its own loop, `batch` its continuous batching (`g
 `cudnn` is `fast` with cuDNN's attention, which train.py turns off. 32 prompts x 8 responses.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 import sys
 import time
 

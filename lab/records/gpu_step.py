@@ -8,6 +8,10 @@ Other flags are those of train.py; it uses `lab.fast`. Half of the responses end
 `--max-tokens`. The step is the second one; the first, with few and short responses, warms up.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 import copy
 import sys
 import tempfile

@@ -1,5 +1,9 @@
 """Print the tables and outcomes of gradients.md; run it as `-m lab.records.gradients`."""
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 from pathlib import Path
 
 import pandas as pd

@@ -3,6 +3,10 @@
 Run: `python -m lab.records.grading_speed`.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 import time
 
 from rewards import grade_all, grade_code

@@ -10,6 +10,10 @@ differences with this noise agree as well as these do, or better.
 Run: `python -m lab.records.many_comparisons`.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 from pathlib import Path
 
 import numpy as np

@@ -3,6 +3,10 @@
 Run: `python -m lab.records.memory_table`.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 from dataclasses import replace
 
 from harness import memory

@@ -4,6 +4,10 @@
 two seeds. `studies.compare` measured it until daaeda9.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 from pathlib import Path
 
 import pandas as pd

@@ -5,6 +5,10 @@ Lengths are drawn log-normal (median 815 tokens, at most 3,150); each row is the
 Run: `python -m lab.records.padding`.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 import random
 
 import grpo

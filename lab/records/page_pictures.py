@@ -4,6 +4,10 @@ Run after `python train.py --use lab.tools.page` and `python -m lab.tools.page
 runs/embedded-shear-1`: `pip install playwright && python -m lab.records.page_pictures`.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright

@@ -15,6 +15,10 @@ A row of places.jsonl is one kind of weights of one start policy, with the AUCs 
 the seeds, and in brackets the lowest and the highest; of one seed, ± half of the 90% interval.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 import sys
 from pathlib import Path
 

@@ -6,6 +6,10 @@ Each line has the tokens of the batch and the two times, by turns.
 Run: `python -m lab.records.prompt_once`.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 import time
 
 import torch

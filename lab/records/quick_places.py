@@ -13,6 +13,10 @@ every pair of spans. It leaves a file per group in the folder, so that the same 
 where it was interrupted.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 import sys
 from dataclasses import replace
 from pathlib import Path

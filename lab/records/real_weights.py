@@ -7,6 +7,10 @@ around-error.svg, real-weights-curves.svg and real-weights-steps.svg.
 Left out: what the page has from other runs, such as "One run" and "Time".
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 from itertools import pairwise
 from pathlib import Path
 

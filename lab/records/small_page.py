@@ -3,6 +3,10 @@
 Run after `python train.py --use lab.tools.page`: `python -m lab.records.small_page`.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 from pathlib import Path
 
 from harness.files import read_json

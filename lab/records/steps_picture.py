@@ -6,6 +6,10 @@ closest to the other in every span that is shown; steps-frame.svg is the picture
 tokens and weights.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 import html
 from pathlib import Path
 from string import Template

@@ -6,6 +6,10 @@ difference, paired by seed, with its 90% interval by Student's t.
 Left out: running trials. The page names the commit whose code made the rows.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 from pathlib import Path
 
 import numpy as np

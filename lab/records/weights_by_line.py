@@ -7,6 +7,10 @@ runs/shear-4, made by the commands of lab/records/results.md.
 Run: `python -m lab.records.weights_by_line`.
 """
 
+from lab.records.help import show_help
+
+show_help(__doc__)
+
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean

@@ -6,7 +6,8 @@
     python -m lab.studies.compare --arms grpo shear --model PATH --data problems.jsonl
     python -m lab.studies.compare runs/A runs/B            # trains nothing
 
-Other flags are those of train.py. The last command shows runs in one table and one picture.
+Other flags are those of train.py. The last command shows runs in one table, with the AUC of
+those that have one, and in one picture.
 
 An arm is a method, or a name, a colon and a method with flags of train.py. These are controls,
 because methods differ in the size of their steps and in how much they punish:
@@ -240,6 +241,9 @@ def draw(runs: Sequence[str]) -> None:
                 for name in ("greedy", "sampled"):
                     accuracy, error, _ = files.with_nan(row[when][name])
                     line[f"{name} {when}, %"] = log.percent(accuracy, error)
+                localisation = row[when].get("localisation", {})
+                if "auc" in localisation:
+                    line[f"AUC {when}, %"] = log.percent(files.with_nan(localisation["auc"]))
         table.append(line)
     figures.reward_curves(curves, path)
     print("\n".join([*log.markdown(table), "", f"wrote {path}"]))

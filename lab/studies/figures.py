@@ -45,6 +45,7 @@ from lab.studies.where import auc_of
 from lab.tools.curve import FAINT, INK, RIGHT, WRONG
 
 SIDES = {"right": RIGHT, "wrong": WRONG}  # name -> colour
+CURVES = INK, RIGHT, WRONG, FAINT, "#009E73", "#CC79A7", "#56B4E9", "#E69F00"  # one for each run
 # The two columns that are compared -> their axis labels.
 LABELS = {"success": "continuation success, share", "distance": "local distance / mean norm"}
 rcParams.update(
@@ -269,7 +270,7 @@ def reward_curves(curves: dict[str, list[list[float]]], path: Path) -> None:
     seed.
     """
     with picture(path, 6.2, 3.6) as (axes,):
-        for colour, name in zip(cycle((INK, RIGHT, WRONG, FAINT)), curves, strict=False):
+        for colour, name in zip(cycle(CURVES), curves, strict=False):
             rewards = np.array(curves[name], dtype=float)  # (seeds, steps), None as NaN
             steps = np.arange(1, rewards.shape[1] + 1)
             band = rewards.min(0), rewards.max(0)

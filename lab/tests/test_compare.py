@@ -9,6 +9,7 @@ import shutil
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,7 @@ from builders.case_files import DOCS, ROOT, cases
 from builders.commands import run_well, words_of
 from builders.runs import config_from
 from builders.small_models import save_model
+from matplotlib.colors import to_rgb
 from scipy import stats
 
 import train
@@ -211,7 +213,8 @@ def test_a_start_of_another_task_is_refused(tmp_path, in_this_process, assert_re
 def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
     """Runs may have any length; nothing is trained.
 
-    A row that is no step has no reward. A run that goes on has no accuracy after training.
+    A row that is no step has no reward. A run that goes on has no accuracy after training. The AUC
+    is there where it was measured.
     """
     curves = {}
     monkeypatch.setattr(figures, "reward_curves", lambda of_runs, path: curves.update(of_runs))
@@ -222,12 +225,14 @@ def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, monkeypatch, capsy
             rows.append({"step": step, "reward": reward, "equal_groups": 0, "grad_norm": 0})
         (tmp_path / name).mkdir()
         files.append_rows(tmp_path / name / "metrics.jsonl", rows)
-    files.append_rows(tmp_path / "short" / "metrics.jsonl", [{"after": held_out}])
+    after = held_out | {"localisation": {"auc": 0.925}}
+    files.append_rows(tmp_path / "short" / "metrics.jsonl", [{"after": after}])
     run_well(compare, tmp_path / "long", tmp_path / "short")
     printed = capsys.readouterr().out.splitlines()
     lines = [[cell.strip() for cell in line.split("|")[2:-1]] for line in printed[2:4]]
-    assert lines[0] == ["3", "0.150", "50.0 ± 10.0", "50.0 ± -", "", ""]
-    assert lines[1] == ["1", "0.300", *["50.0 ± 10.0", "50.0 ± -"] * 2]
+    assert lines[0] == ["3", "0.150", "50.0 ± 10.0", "50.0 ± -", "", "", ""]
+    assert lines[1] == ["1", "0.300", *["50.0 ± 10.0", "50.0 ± -"] * 2, "92.5"]
+    assert "AUC after, %" in printed[0]
     assert printed[4:] == ["", f"wrote {tmp_path / 'compare.png'}"]
     assert curves[str(tmp_path / "long")] == [[0.1, 0.2, None]]
 
@@ -242,6 +247,18 @@ def test_runs_are_drawn_however_long_they_are(tmp_path, monkeypatch):
     figures.reward_curves(curves, tmp_path / "a.png")
     drawn = {line.get_label(): line.get_ydata().tolist() for line in lines}
     assert drawn == {"a": [0.5, 1.0], "b": [0.5], "c": pytest.approx([0, math.nan, 0], nan_ok=True)}
+
+
+def test_eight_runs_have_colours_that_can_be_told_apart(tmp_path, monkeypatch):
+    """Any two are a fifth of the range of red, green or blue apart, or more."""
+    lines = []
+    monkeypatch.setattr(
+        figures.Figure, "savefig", lambda figure, *to, **by: lines.extend(figure.axes[0].lines)
+    )
+    figures.reward_curves({name: [[0.5]] for name in "abcdefgh"}, tmp_path / "a.png")
+    colours = [np.array(to_rgb(line.get_color())) for line in lines]
+    assert len(colours) == 8
+    assert all(np.linalg.norm(one - other) > 0.2 for one, other in combinations(colours, 2))
 
 
 def test_no_trial_counts_at_another_rate_or_without_its_seed_in_the_other_arm(tmp_path):

@@ -13,22 +13,57 @@ from pathlib import Path
 
 import pytest
 import torch
+from builders.case_files import ROOT
 
-from lab.learn import check, exercises, hunt
+from lab.learn import cases, check, exercises, hunt
 from shear import span_bounds
 
 
-def test_empty_exercises_fail_and_the_root_s_functions_pass(capsys, monkeypatch):
+def test_empty_exercises_fail_and_the_root_s_functions_pass(tmp_path, monkeypatch, capsys):
     """Each exercise has a check, which its stub fails and the root's function passes."""
+    monkeypatch.chdir(tmp_path)
     assert check.main([]) == 1
     printed = capsys.readouterr().out
     assert printed.count("not written yet") == 5 and "0 of 5 right" in printed
     assert check.main(["span_bounds", "--hint"]) == 1
     assert "hint: Walk" in capsys.readouterr().out
-    for name, exercise in check.EXERCISES.items():
+    assert list(check.HINTS) == list(cases.EXERCISES)
+    solutions = "from lab.learn.cases import EXERCISES\n"
+    for name in cases.EXERCISES:
         assert hasattr(exercises, name)
-        monkeypatch.setattr(exercises, name, exercise.solution)
+        solutions += f"def {name}(*inputs): return EXERCISES['{name}'].solution(*inputs)\n"
+    check.MINE.write_text(solutions)
     assert check.main([]) == 0
+
+
+def test_a_learner_writes_in_a_copy_that_git_ignores(tmp_path, monkeypatch, capsys):
+    """The copy is made once; what is written there is checked, and the exercises stay."""
+    monkeypatch.chdir(tmp_path)
+    assert f"{check.MINE.parent}/" in (ROOT / ".gitignore").read_text().splitlines()
+    before = check.EXERCISES.read_text()
+    check.main(["span_bounds"])
+    assert capsys.readouterr().out.startswith("wrote mine/exercises.py")
+    assert check.MINE.read_text() == before
+    stub, right = (
+        "    raise NotImplementedError\n",
+        "    import shear\n    return shear.span_bounds(",
+    )
+    mine = before.replace(stub, right + "length, window, stride)\n", 1)
+    check.MINE.write_text(mine)
+    assert check.main(["span_bounds"]) == 0
+    assert "wrote" not in capsys.readouterr().out
+    assert check.MINE.read_text() == mine and check.EXERCISES.read_text() == before
+
+
+def test_the_checker_starts_without_torch(tmp_path):
+    """It takes a moment until a function is written."""
+    program = (
+        "import sys; from lab.learn import check; check.main([]); print('torch' in sys.modules)"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    printed = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
+    assert printed.endswith("0 of 5 right\nFalse\n")
 
 
 @pytest.mark.parametrize(
@@ -45,7 +80,7 @@ def test_empty_exercises_fail_and_the_root_s_functions_pass(capsys, monkeypatch)
 )  # fmt: skip
 def test_a_wrong_solution_is_told_where_it_differs(name, wrong, words):
     """The checker rejects a plausible mistake, and shows the values that differ."""
-    is_right, sentence = check.assess(name, wrong)
+    is_right, sentence = cases.assess(name, wrong)
     assert not is_right and words in sentence, sentence
 
 

@@ -1,10 +1,12 @@
 """`pip install .` installs one package under a name of its own, in which README's example runs."""
 
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
+import warnings
 import zipfile
 from functools import partial
 from pathlib import Path
@@ -132,7 +134,8 @@ def installed(wheel, tmp_path_factory, request) -> Path:
 def test_the_example_of_the_readme_runs_from_an_empty_folder(installed):
     """The installed package alone gives the weights that the files here give."""
     hidden, mask, correct, omega = torch.load(installed / "omega.pt")
-    assert omega.equal(shear_credit.shear_weights(hidden, mask, correct))
+    weights = shear_credit.shear_weights(hidden, mask, correct, window=12, stride=6)
+    assert omega.equal(weights)
     assert (omega[mask] != 1).any()
 
 
@@ -226,3 +229,44 @@ def test_a_batch_s_groups_do_not_see_each_other(dtype):
         assert torch.allclose(credit[group], expected, rtol=1e-4, atol=0)
     with pytest.raises(ValueError, match="12 rollouts cannot be split into groups of 5"):
         token_advantages(group_size=5)
+
+
+def test_a_window_that_no_response_fills_is_told(recwarn):
+    """Once per line that calls, not once per group; a batch with a longer response is not told."""
+    hidden = torch.randn(4, 20, 8)
+    mask = torch.arange(20) < torch.tensor([20, 10, 10, 8])[:, None]
+    correct = torch.tensor([True, False] * 2)
+    of_group = partial(shear_credit.shear_weights, stride=2)
+    of_batch = partial(shear_credit.token_advantages, torch.ones(4), group_size=2, stride=2)
+    of_group(hidden, mask, correct, window=19)
+    of_batch(hidden, mask, correct, window=19)
+    assert not recwarn
+    warnings.simplefilter("default")
+    for _ in range(2):
+        omega = of_group(hidden, mask, correct, window=20)
+        of_batch(hidden, mask, correct, window=20)
+    assert all(len(row[own].unique()) == 1 for row, own in zip(omega, mask, strict=True))
+    places = [(Path(warning.filename), warning.lineno) for warning in recwarn]
+    assert len(set(places)) == 2 == len(places) and {place for place, _ in places} == {
+        Path(__file__)
+    }
+    assert all("longer than the window of 20 tokens" in str(one.message) for one in recwarn)
+
+
+@pytest.mark.parametrize("verdict", [0.5, 2, -1, math.nan])
+def test_a_verdict_is_bool_or_0_or_1(verdict):
+    """A score is refused, where `bool` would take all but 0 for right."""
+    hidden = torch.randn(4, 20, 8)
+    mask = torch.ones(4, 20)
+    sizes = dict(window=4, stride=2)
+    right = torch.tensor([True, False, True, False])
+    omega = shear_credit.shear_weights(hidden, mask, right, **sizes)
+    for dtype in (torch.float32, torch.int64):
+        assert omega.equal(shear_credit.shear_weights(hidden, mask, right.to(dtype), **sizes))
+    scores = torch.tensor([1, 0, verdict, 0])
+    for weigh in (
+        shear_credit.shear_weights,
+        partial(shear_credit.token_advantages, torch.ones(4), group_size=2),
+    ):
+        with pytest.raises(ValueError, match=f"bool, or 0 and 1; it has {verdict}"):
+            weigh(hidden, mask, scores, **sizes)
