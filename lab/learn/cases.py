@@ -8,7 +8,7 @@ Each function gets random input and nasty input: padding, one token, NaN, costs 
 import copy
 import traceback
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ def reference_closest(
     return found.of_right, found.of_wrong
 
 
-def reference_loss(*inputs: Tensor) -> Tensor:
+def reference_loss(*inputs: Any) -> Tensor:
     """The loss of `grpo.policy_loss`."""
     from grpo import policy_loss  # grpo imports transformers, which takes seconds
 
