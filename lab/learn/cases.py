@@ -8,7 +8,7 @@ Each function gets random input and nasty input: padding, one token, NaN, costs 
 import copy
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,11 +32,13 @@ def reference_closest(
     return found.of_right, found.of_wrong
 
 
-def reference_loss(*inputs: Any) -> Tensor:
+def reference_loss(
+    logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, n_tokens: int, *clip: float
+) -> Tensor:
     """The loss of `grpo.policy_loss`."""
     from grpo import policy_loss  # grpo imports transformers, which takes seconds
 
-    return policy_loss(*inputs)[0]
+    return policy_loss(logp, old_logp, advantages, mask, n_tokens, *clip)[0]
 
 
 # ---- the inputs ------------------------------------------------------------------------------
