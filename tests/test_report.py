@@ -259,11 +259,12 @@ def test_a_verdict_is_the_paired_gain_beside_its_error(small):
     "gains, metrics, advice",
     [
         ([0.1, 0.3] * 5, {}, "more steps (--resume"),
+        ([-0.1, -0.3] * 5, {}, "a lower learning rate (--lr 3e-05)"),
         ([0.02, -0.02] * 5, {}, "more steps (--resume"),  # so many problems would have shown it
         ([0.25, -0.25] * 5, {}, "more held-out problems (--heldout 28 --eval-groups 28)"),
         ([0.5, -0.5] * 5, {}, "more problems, of which about 112 are held out"),
-        ([0.5, -0.5] * 5, dict(equal_groups=0.9, reward=0.1), "easier problems, or lessons"),
-        ([0.5, -0.5] * 5, dict(equal_groups=0.9, reward=0.9), "harder problems"),
+        ([0.5, -0.5] * 5, dict(equal_groups=0.9, reward=0.1), "easier problems, or lessons (--use"),
+        ([0.5, -0.5] * 5, dict(equal_groups=0.9, reward=0.9), "harder problems, or fewer lessons"),
     ],
 )
 def test_a_verdict_names_what_would_help_most(gains, metrics, advice, small):
@@ -273,7 +274,7 @@ def test_a_verdict_names_what_would_help_most(gains, metrics, advice, small):
 
 def test_the_gain_that_a_run_can_show_is_known_before_it():
     """Two standard errors, for problems whose gains differ as SPREAD says."""
-    assert [round(100 * log.smallest_gain(count)) for count in (10, 64, 512)] == [25, 10, 4]
+    assert [round(100 * log.smallest_gain(count)) for count in (10, 64, 512)] == [13, 5, 2]
 
 
 def test_accuracies_count_problems():
