@@ -99,10 +99,11 @@ def open_folder(run: Run) -> Iterator[None]:
         with fsdp.together(run.ranks):
             if run.ranks.main:
                 at_end.enter_context(files.locked_folder(run.folder))
+                if not config.resume:
+                    clear(run.folder)
         try:
             if run.ranks.main:
                 if not config.resume:
-                    clear(run.folder)
                     write_config(config, run.folder)
                 print_plan(run)
             yield
@@ -118,9 +119,13 @@ def open_folder(run: Run) -> Iterator[None]:
 def clear(folder: Path) -> None:
     """Remove what a run has left that was killed before its first checkpoint.
 
-    `harness.config.check` refuses the name of any other folder.
+    Raises BadInput for any other folder: since `harness.config.check` found its name free, another
+    process may have finished a run there.
     """
-    for path in folder.iterdir():
+    left = list(folder.iterdir())
+    if left and files.is_taken(folder):
+        raise BadInput(f"--name {folder.name}: exists in {folder.parent}/ by now; choose another")
+    for path in left:
         if path.is_dir():
             shutil.rmtree(path)
         else:

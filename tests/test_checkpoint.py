@@ -17,12 +17,13 @@ import pytest
 import torch
 from builders.commands import RUN_FLAGS, interrupt, run_well, words_of
 from builders.processes import in_another_process
-from builders.runs import ALONE, assert_same_run, config_from
+from builders.runs import ALONE, assert_same_run, config_from, recipe_with, run_of
 from safetensors.torch import load_file
 
 import train
-from harness import checkpoint, files, fsdp
+from harness import checkpoint, files, fsdp, log
 from harness.load import load_run
+from tasks.errors import BadInput
 
 SIZES = f"{' '.join(RUN_FLAGS)} --seed 1 --save-every 1 --keep 9 --name run"
 # Some of the flags that a resumed run cannot change.
@@ -261,6 +262,18 @@ def test_a_run_killed_before_its_first_checkpoint_starts_again_under_its_name(
     assert_refused(train.main, words, "--name run: exists in")
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     assert_refused(train.main, words, "--name run: exists in")
+
+
+def test_a_run_that_another_process_finished_meanwhile_is_left_alone(whole, copied):
+    """Its name was free when the flags were read."""
+    config = recipe_with(out=str(copied.parent), name=copied.name)
+    with (
+        pytest.raises(BadInput, match=f"--name {copied.name}: exists in"),
+        log.open_folder(run_of(config, None, None, None)),
+    ):
+        pass
+    assert_same_run(whole, copied)
+    assert steps_in(copied) == [1, 2, 3, 4]
 
 
 def test_models_of_some_steps_are_kept_after_their_checkpoints(tmp_path, taught):
