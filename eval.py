@@ -114,7 +114,7 @@ from harness.sampling import sample_step
 from rewards import Verdict
 from tasks.benchmarks import Loaded, load_sets
 from tasks.plug import use
-from tasks.problems import Task, digest_of, grader, text_task
+from tasks.task import Task, digest_of, grader, text_task
 
 GENERATIONS = "generations.jsonl"
 

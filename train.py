@@ -35,10 +35,10 @@ import math
 import statistics
 import sys
 
-from harness.config import Config, end_on_mistakes, parse_train
+from harness.config import Config, check_inputs, end_on_mistakes, parse_train
 
 if __name__ == "__main__":
-    end_on_mistakes(parse_train)  # the imports below take seconds
+    end_on_mistakes(check_inputs)  # the imports below take seconds
 
 import torch
 from tqdm import tqdm

@@ -24,7 +24,7 @@ from credit.settings import Shear
 from credit.tokens import tokens_of
 from grpo import Policy, Rollouts, Scores, cat_padded, group_advantages, score, to_padded
 from rewards import Verdict, rewards_of
-from tasks.problems import FirstError, Task
+from tasks.task import FirstError, Task
 
 BLOCK_TOKENS = 2**15  # response tokens per block: 235 MB of states, if each is 3,584 bfloat16s
 NOT_SCORED = torch.empty(0)  # in place of a (B, T) tensor before scoring

@@ -18,7 +18,7 @@ from credit.batch import Batch
 from credit.tokens import tokens_of
 from grpo import Rollouts
 from tasks.errors import printable
-from tasks.problems import Task
+from tasks.task import Task
 
 
 def step_metrics(batch: Batch) -> dict[str, float]:

@@ -40,7 +40,10 @@ RULES: dict[str, Rule] = {}
 
 
 def rule(name: str, about: str, **facts: Any) -> Callable:
-    """Enter a function in RULES under a name, with a sentence and the `facts` of `Rule`."""
+    """Enter a function in RULES under a name, with a sentence and the `facts` of `Rule`.
+
+    `credit.settings.method_names` reads the name in the file's text, so it must be written out.
+    """
 
     def enter(credit: Callable[..., Tensor]) -> Callable[..., Tensor]:
         RULES[name] = Rule(credit, about, **facts)

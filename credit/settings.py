@@ -5,7 +5,9 @@ beside or above a field is its flag's help. This file imports no torch, so that 
 once.
 """
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from tyro.conf import UseAppendAction
@@ -17,6 +19,18 @@ class Credit:
 
     method: str = "shear"  # Credit rule: shear, grpo, or one that `python -m lab.rules` lists.
     method_option: UseAppendAction[tuple[str, ...]] = ()  # NAME=VALUE, an option of the rule.
+
+
+def method_names() -> list[str]:
+    """The names of all rules, read in the text of the files that enter them.
+
+    To import these would import torch, which takes seconds.
+    """
+    root = Path(__file__).parent.parent
+    names = []
+    for path in [root / "credit/rules.py", *sorted((root / "lab/rules").glob("*.py"))]:
+        names += re.findall(r'^@?rule\(\s*"([^"]+)"', path.read_text(), re.M)
+    return names
 
 
 @dataclass(frozen=True)

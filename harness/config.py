@@ -1,6 +1,7 @@
 """Every setting of `train.py`, one field a flag; a comment beside or above a field is its help.
 
     parse_train(argv)           the configuration of a run, checked; tyro prints --help and mistakes
+    check_inputs()              its rule, reward and problems, before they are loaded
     read_config(saved, blame)   that of a run on disk
 
 Defaults are the paper's recipe (Sec. 5.2 and App. J of arXiv 2604.23318; `docs/recipe.md` has each
@@ -15,6 +16,7 @@ data or the number of ranks is checked in `harness/load.py`.
 
 import math
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -24,10 +26,12 @@ from typing import Any, Literal
 
 import tyro
 
-from credit.settings import Credit, Shear
+from credit.settings import Credit, Shear, method_names
 from harness import files
 from tasks.errors import BadInput, printable
-from tasks.plug import look_up
+from tasks.plug import look_up, unknown
+from tasks.problems import load_problems
+from tasks.reward import load_reward
 from tasks.settings import TASKS, Kind, Problems
 
 Texts = tyro.conf.UseAppendAction[tuple[str, ...]]
@@ -110,6 +114,27 @@ def parse_train(argv: Sequence[str] | None = None) -> Config:
         config = replace(config, prompts_per_update=groups)
     check(config, default, {word.partition("=")[0].replace("_", "-") for word in words})
     return config
+
+
+def check_inputs() -> None:
+    """Check a run's flags, rule, reward, model folder and file of problems; raises BadInput.
+
+    It imports no torch, so that a mistake is answered at once. What is right is loaded later.
+    """
+    config = parse_train()
+    if config.method not in method_names():
+        raise unknown("--method", config.method, method_names())
+    if config.reward:
+        load_reward(config.reward)
+    if config.model and not is_hub_id(config.model) and not Path(config.model).exists():
+        raise refusal(config, "model", "no such folder; give a Hugging Face folder or hub id")
+    if config.data:
+        load_problems("code" if config.task == "code" else "math", config.data)
+
+
+def is_hub_id(model: str) -> bool:
+    """Whether the hub may have a model of this name: NAME or OWNER/NAME."""
+    return re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", model) is not None
 
 
 def read_flags(kind: type, argv: Sequence[str] | None, **options: Any) -> Any:

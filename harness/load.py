@@ -29,9 +29,9 @@ from harness.sampling import sample_step
 from tasks import toy
 from tasks.errors import BadInput
 from tasks.plug import look_up, options_of, use
-from tasks.problems import Task, choose_template, digest_of, split
 from tasks.reward import load_reward
 from tasks.settings import TASKS, Template
+from tasks.task import Task, choose_template, digest_of, split
 
 
 def resolve(config: Config) -> Config:

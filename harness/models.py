@@ -30,7 +30,7 @@ from transformers import (
 from grpo import end_to_end, rollout, token_ids
 from harness.files import config_of
 from tasks.errors import BadInput, cause
-from tasks.problems import render
+from tasks.task import render
 
 # A folder's own code is never run. False, and not unset: transformers would ask on the terminal.
 NO_CODE = {"trust_remote_code": False}

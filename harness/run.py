@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from credit.batch import Context
 from grpo import PADDED, Layout, Policy, hf_generate
 from harness.config import Config
-from tasks.problems import Task
+from tasks.task import Task
 
 EVALUATION = 2**31  # instead of a step, before and after training alike
 

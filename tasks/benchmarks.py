@@ -31,8 +31,9 @@ from functools import partial
 from typing import NoReturn
 
 from tasks.errors import BadInput, bad_input_on_error
-from tasks.problems import Task, as_problem
+from tasks.problems import as_problem
 from tasks.rows import from_file, from_hub, lacks
+from tasks.task import Task
 
 LCB_WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
 

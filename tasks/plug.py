@@ -9,7 +9,7 @@ An option is a keyword argument: its default tells its type, `Literal` its choic
 import importlib
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from typing import Any, Literal, TypeVar, get_args, get_origin
 
@@ -31,8 +31,13 @@ def look_up(table: dict[str, Entry], shelf: str, flag: str, name: str) -> Entry:
     if name not in table and has_lab():
         importlib.import_module(f"lab.{shelf}")  # no other place of the core imports it
     if name not in table:
-        raise BadInput(f"{flag} {name}: there is {', '.join(table)}; give one of these")
+        raise unknown(flag, name, table)
     return table[name]
+
+
+def unknown(flag: str, name: str, names: Iterable[str]) -> BadInput:
+    """The error for a name that is none of these."""
+    return BadInput(f"{flag} {name}: there is {', '.join(names)}; give one of these")
 
 
 def use(parts: Any, modules: Sequence[str]) -> None:

@@ -48,7 +48,7 @@ class Kind:
     """A task, which --task names."""
 
     # MODULE:FUNCTION of (Problems, tokenizer, name of the model) -> the task and notes for the user
-    make: str = "tasks.problems:math"
+    make: str = "tasks.task:math"
     defaults: Mapping[str, Any] = field(default_factory=dict)  # in place of the paper's
     ignores: str = "toy_lines toy_width sandbox"  # settings that have no effect
     makes_model: bool = False  # unless --model is given; full responses have a known length
@@ -81,7 +81,7 @@ TASKS = {
         "7*4=8.",
     ),
     "math": Kind(),
-    "code": Kind(make="tasks.problems:code", ignores="toy_lines toy_width"),
+    "code": Kind(make="tasks.task:code", ignores="toy_lines toy_width"),
     # Math, with sizes for a model of 135 million parameters on two CPU cores. A step of a response
     # has about 16 tokens; spans of 12 in steps of 4 compare less than one.
     "own": Kind(

@@ -42,8 +42,8 @@ from transformers import (
 )
 
 from tasks.errors import BadInput
-from tasks.problems import FirstError, Task, grader
 from tasks.settings import Problems
+from tasks.task import FirstError, Task, grader
 
 LABELS = string.ascii_lowercase
 FEW = 8  # lines whose labels the default's vocabulary holds

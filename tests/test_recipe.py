@@ -98,19 +98,16 @@ sys.argv = {argv}
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 except SystemExit as end:
-    print("status", end.code, {{"torch", "transformers", "numpy"}} & set(sys.modules))
+    print("status", end.code, {{"torch", "transformers", "sympy"}} & set(sys.modules))
 """
 
 
-def said(command: str, words: str) -> str:
-    """What a command prints that ends with status 0, or with 2 for a mistake.
-
-    It ends before it imports what is heavy.
-    """
+def said(command: str, words: str, status: int = 2) -> str:
+    """What a command prints that ends with this status before it imports what is heavy."""
     code = RUN.format(argv=[command, *words.split()])
     options = dict(cwd=ROOT, env={"COLUMNS": "80", "PYTHONPATH": "."}, text=True)
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, **options)
-    assert f"status {2 if 'modell' in words else 0} set()" in ended.stdout, ended
+    assert f"status {status} set()" in ended.stdout, ended
     return ended.stdout + ended.stderr
 
 
@@ -121,10 +118,29 @@ def test_mistakes_are_answered_without_torch(command):
     assert "Unrecognized options: --modell" in said(command, "--modell M")
 
 
+@pytest.mark.parametrize(
+    "words, sentence",
+    [
+        ("--method shaer", "--method shaer: there is grpo, shear"),
+        ("--model ./none", "--model ./none: no such folder"),
+        ("--model a/b --reward none.py:grade", "--reward none.py:grade: cannot be read"),
+        ("--model a/b --data none.csv", "--data none.csv: cannot be read ([Errno 2]"),
+        ("--model a/b --data requirements.txt", "--data requirements.txt: cannot be read (line 1"),
+        (
+            "--model a/b --data tests/cases/sets.csv",
+            '--data tests/cases/sets.csv, row 1: needs "pr',
+        ),
+    ],
+)
+def test_what_is_the_user_s_own_is_answered_without_torch(words, sentence):
+    """A rule, a folder, a reward, a file and its rows are checked before torch is imported."""
+    assert sentence in said("train.py", words)
+
+
 @pytest.mark.parametrize("command", ["train.py", "eval.py"])
 def test_help_shows_all_flags_with_their_defaults(command):
     """In 80 columns, without torch, it has the embedded task's, or with --model the paper's."""
-    text = said(command, "--help")
+    text = said(command, "--help", 0)
     assert max(len(line) for line in text.splitlines()) <= 80
     default = config.Config() if command == "train.py" else evaluation.EvalConfig()
     for name in set(dataclasses.asdict(default)) - {"digest", "saved"}:
@@ -136,7 +152,7 @@ def test_help_shows_all_flags_with_their_defaults(command):
         assert {value.strip("(),.") for value in words} >= names and len(names) == 10
     else:
         for words, steps in (("", 40), ("--model M ", 300)):
-            text = " ".join(said(command, f"{words}--help").split())
+            text = " ".join(said(command, f"{words}--help", 0).split())
             assert f"Training steps: sample, then update. (default: {steps})" in text
 
 

@@ -18,7 +18,7 @@ from harness import files, log
 from harness.run import Ranks
 from rewards import Verdict, grade_math
 from tasks import toy
-from tasks.problems import Task
+from tasks.task import Task
 
 (METRICS,) = cases("step.jsonl")
 RIGHT = "a=1+2=1+2=3\n\\boxed{3}"

@@ -1,4 +1,4 @@
-"""tasks/problems.py and rows.py: problems of files, folders and the hub, prompts, verdicts."""
+"""tasks/problems.py, task.py and rows.py: problems of files, folders and the hub, prompts, verdicts."""
 
 import csv
 import gzip
@@ -25,21 +25,20 @@ from harness.config import Config
 from harness.files import append_rows
 from harness.load import make_task
 from rewards import grade_math
-from tasks import problems, toy
+from tasks import toy
 from tasks.benchmarks import load_benchmark
 from tasks.errors import BadInput
-from tasks.problems import (
-    HUB,
+from tasks.problems import HUB, load_problems
+from tasks.rows import read_rows
+from tasks.task import (
     INSTRUCTIONS,
     Task,
     check_readable,
     choose_template,
     digest_of,
-    load_problems,
     render,
     text_task,
 )
-from tasks.rows import read_rows
 
 MATH = INSTRUCTIONS["math"]
 
@@ -162,7 +161,7 @@ def test_twenty_prompts_find_a_tokenizer_that_loses_characters(
 ):
     """At most so many are decoded at start-up, and they are spread over the set."""
     readable = Mock()
-    monkeypatch.setattr(problems, "check_readable", readable)
+    monkeypatch.setattr("tasks.task.check_readable", readable)
     made_task(qwen, tmp_path, numbered(rows), 4096, "")
     texts = [call.args[1] for call in readable.call_args_list]
     assert len(texts) == decoded and len(set(texts)) == decoded

@@ -45,7 +45,7 @@ from rewards import Verdict
 from shear import Weighed, shear_weights
 from tasks import toy
 from tasks.errors import RunFailed
-from tasks.problems import Task
+from tasks.task import Task
 
 ALTERNATE = "--use builders.alternating"  # verdicts that give gradients
 QUICK = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8"  # learns nothing
@@ -325,7 +325,7 @@ def test_code_problems_train_and_infra_errors_are_counted(
         graded.append(response)
         return Verdict(None, "infra_error") if len(graded) % 2 else Verdict(0.0, "wrong")
 
-    monkeypatch.setattr("tasks.problems.grade_code", grade)
+    monkeypatch.setattr("tasks.task.grade_code", grade)
     sizes = "--steps 1 --prompts-per-step 2 --rollouts-per-prompt 16 --prompts-per-update 1"
     sizes += " --max-tokens 60 --heldout 2 --eval-groups 2 --task code"
     assert run(tmp_path, sizes, "--model", qwen_folder, "--data", data) == 0

@@ -19,7 +19,8 @@ from lab.bridges.trl_rewards import math_reward, without_bos
 from lab.bridges.trl_shear import ShearGRPOTrainer
 from rewards import grade_math
 from tasks import toy
-from tasks.problems import choose_template, load_problems, text_task
+from tasks.problems import load_problems
+from tasks.task import choose_template, text_task
 
 
 @dataclass

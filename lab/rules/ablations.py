@@ -129,19 +129,31 @@ def even_out(omega: Tensor, mask: Tensor) -> Tensor:
 # ---- the rules -----------------------------------------------------------------------------------
 
 
-def ablation(name: str, about: str, **hooks: Callable) -> None:
-    """Enter SHEAR with other hooks as the rule `shear-NAME`."""
+def shear_with(**hooks: Callable) -> Callable[..., Tensor]:
+    """SHEAR with other hooks, as a rule's function."""
 
-    @rule(f"shear-{name}", f"shear, but {about}", needs_states=True)
     def credit(batch: Batch, context: Context) -> Tensor:
         return shear(batch, replace(context, hooks=context.hooks | hooks))
 
+    return credit
 
-ablation("cost", "of Eq. (10) only the transport cost", closest=closest_by_cost)
-ablation("chamfer", "by the Chamfer distance of two spans", closest=closest_by_chamfer)
-ablation("cosine", "by 1 - cos of two spans' mean states", closest=closest_by_cosine)
-ablation("mmd", "by the MMD of two spans", closest=closest_by_mmd)
-ablation("mean", "with the mean over the spans that cover a token", pool=mean_weights)
+
+cost = shear_with(closest=closest_by_cost)
+rule("shear-cost", "shear, but of Eq. (10) only the transport cost", needs_states=True)(cost)
+
+chamfer = shear_with(closest=closest_by_chamfer)
+rule("shear-chamfer", "shear, but by the Chamfer distance of two spans", needs_states=True)(chamfer)
+
+cosine = shear_with(closest=closest_by_cosine)
+rule("shear-cosine", "shear, but by 1 - cos of two spans' mean states", needs_states=True)(cosine)
+
+mmd = shear_with(closest=closest_by_mmd)
+rule("shear-mmd", "shear, but by the MMD of two spans", needs_states=True)(mmd)
+
+mean = shear_with(pool=mean_weights)
+rule("shear-mean", "shear, but with the mean over the spans that cover a token", needs_states=True)(
+    mean
+)
 
 
 @rule("shear-rollout", "shear, but with equal mean weights of all rollouts", needs_states=True)

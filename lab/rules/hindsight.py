@@ -25,7 +25,7 @@ from grpo import pad_left, token_ids
 from harness.models import context_of
 from lab.rules.oar import needs_box
 from tasks.errors import BadInput
-from tasks.problems import Task
+from tasks.task import Task
 
 if TYPE_CHECKING:
     from harness.run import Run

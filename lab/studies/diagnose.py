@@ -83,7 +83,7 @@ from lab.tools.spans import closest_in
 from lab.tools.teacher import load_for
 from tasks.errors import BadInput
 from tasks.plug import look_up, use
-from tasks.problems import math
+from tasks.task import math
 
 # Flags of train.py that are useless here.
 REFUSED = "method name resume ranks use"

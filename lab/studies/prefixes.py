@@ -43,8 +43,8 @@ from lab.tools.salience import answer_places
 from rewards import Verdict
 from shear import span_bounds
 from tasks.errors import bad_input_on_error
-from tasks.problems import Task
 from tasks.rows import read_rows
+from tasks.task import Task
 
 SPANS = "rollout", "number", "right", "end", "distance", "success"  # columns of `span_table`
 

@@ -16,7 +16,7 @@ from harness.config import Config
 from harness.load import make_task
 from harness.run import make_context
 from tasks import toy
-from tasks.problems import Task
+from tasks.task import Task
 
 
 @dataclass

@@ -17,7 +17,7 @@ from grpo import to_padded
 from lab.studies.where import wrong_steps
 from shear import closest_spans, shear_weights
 from tasks import toy
-from tasks.problems import Task
+from tasks.task import Task
 
 
 def test_rescaling_makes_the_mean_weight_of_each_group_one():

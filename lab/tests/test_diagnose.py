@@ -35,7 +35,7 @@ from lab.tools import page, teacher
 from rewards import Verdict
 from tasks import toy
 from tasks.errors import BadInput
-from tasks.problems import Task
+from tasks.task import Task
 
 CASES = Path(__file__).with_name("cases")
 TEXT = "Step {0}: so it is {0}.\n\nTherefore \\boxed{{{0}}}."

@@ -24,7 +24,7 @@ from lab.tools.reward_model import (
 from lab.tools.teacher import load_for
 from tasks import toy
 from tasks.errors import BadInput
-from tasks.problems import Task
+from tasks.task import Task
 
 SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
 WORDS = 259  # tokens without <extra_0>

@@ -21,12 +21,13 @@ from torch.testing import assert_close
 import train
 from credit.batch import Batch
 from credit.rules import RULES
+from credit.settings import method_names
 from grpo import score, to_padded
 from harness.load import load_run
 from lab.rules import adapter, prm
 from lab.tools import teacher
 from tasks.errors import BadInput
-from tasks.problems import Task
+from tasks.task import Task
 
 LAB_CASES = Path(__file__).parent / "cases"
 WITH_ADAPTER = {name for name in RULES if RULES[name].prepare is adapter.needs_adapter}
@@ -176,6 +177,11 @@ def test_the_list_of_rules_has_their_options_and_a_sentence_each(capsys):
     assert "    probe: Literal['kl', 'logp'] = 'kl'" in printed
     assert "    alpha: float = 0.4" in printed
     assert all(0 < len(rule.about) < 90 for rule in RULES.values())
+
+
+def test_their_names_stand_in_the_files():
+    """`--method` is checked by text, before torch is imported."""
+    assert sorted(method_names()) == sorted(RULES)
 
 
 # ---- before the first step -----------------------------------------------------------------------

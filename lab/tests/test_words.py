@@ -25,7 +25,7 @@ from harness import load
 from harness.files import config_of, read_lines
 from lab.tools import warm_up, words
 from rewards import grade_math
-from tasks.problems import Task
+from tasks.task import Task
 
 LAB_CASES = Path(__file__).parent / "cases"
 

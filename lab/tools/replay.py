@@ -23,9 +23,9 @@ from harness import files
 from lab.tools.command import command
 from rewards import Verdict, grade_all, style_of
 from tasks.errors import BadInput, bad_input_on_error
-from tasks.problems import grader
 from tasks.rows import from_file, lacks
 from tasks.settings import Sandbox
+from tasks.task import grader
 
 # The types of what a row may have, besides "tests".
 RESPONSE = {

@@ -42,7 +42,7 @@ from credit.tokens import char_starts
 from grpo import Rollouts, cat_padded, pack
 from harness.models import check_embedded, check_finite, load_tokenizer, load_weights
 from tasks.errors import BadInput
-from tasks.problems import INSTRUCTIONS
+from tasks.task import INSTRUCTIONS
 
 SEPARATOR = "<extra_0>"
 FLAG = "--method-option model"

@@ -39,9 +39,8 @@ from transformers import PreTrainedTokenizerBase
 
 from lab.tools.warm_up import imitate
 from rewards import box_place
-from tasks import problems
-from tasks.problems import FirstError, Task
 from tasks.settings import Problems
+from tasks.task import FirstError, Task, math
 from tasks.toy import MADE_PROBLEMS
 
 NAMES = "Tom Ann Ben Mia Leo Zoe Sam Eva Max Ivy".split()
@@ -98,7 +97,7 @@ def task(
     """
     rng = random.Random(f"demonstrations {settings.seed}")
     made = make_problems(MADE_PROBLEMS + settings.heldout, settings.seed)
-    plain, notes = problems.math(settings, tokenizer, model_name, problems=made)
+    plain, notes = math(settings, tokenizer, model_name, problems=made)
     return replace(
         plain,
         name="words",

@@ -13,7 +13,7 @@ from harness.fsdp import full, layers_of
 from harness.run import Parts, Ranks
 from rewards import Verdict
 from tasks import toy
-from tasks.problems import Task
+from tasks.task import Task
 
 STEP_FLAGS = "--task embedded --toy-lines 2 --prompts-per-step 6 --rollouts-per-prompt 4 ".split()
 STEP_FLAGS += "--prompts-per-update 3 --lr 1e-3 --micro-tokens 256".split()
