@@ -6,6 +6,8 @@ and stay bounded even if it fails: those that fill or kill first look where they
 programs whose reward is null get no verdict: the tests use their objects, and the wall between both
 is in the way.
 
+Two programs of each kind run by default, all of them in CI.
+
 Not in the file, because no grader can tell them from honest programs: an object made for a test of
 properties, which is asked one question at a time (`r.index(1) < r.index(2) < r.index(1)`) or
 multiplied with another such object; an argument that is emptied, so that what the test computes
@@ -13,123 +15,97 @@ from it later is empty, too; text for a test that evaluates its candidate's text
 lab/records/grading.md lists all of these.
 """
 
-import warnings
-
 import pytest
 from builders.case_files import cases
+from builders.kinds import by_kind
+from builders.levels import usable
 
 from grading import sandbox
-from grading.sandbox import SandboxError
-from rewards import Verdict, grade_all, grade_code
+from rewards import Verdict, grade_code
 
-# Of verdict 0, what only the tests beside the program find: objects that are two across the wall,
-# and programs that change when they see what is expected.
-BESIDE = set(
-    "shallow_copy same_rows same_object_humaneval kept_list global_kept warns leaves_file "
-    "forged_failure forged_no_verdict forged_reply slow_beside same_rows_and_exit "
-    "same_rows_and_unsupported".split()
-)
+# Kinds of cheats that only the tests beside the program find.
+BESIDE = [
+    "objects that are two across the wall",
+    "effects beside the tests",
+    "forges or stalls beside the tests",
+]
 SHARED = [[1]]  # one object in several places
-# What no line of the file can hold: name, reward, program, tests.
+# What no line of the file can hold: name, kind, reward, program, tests.
 OTHERS = [
-    ("argument_is_expected", 0.0, "def f(x): return x.clear() or []",
+    ("argument_is_expected", "shared arguments", 0.0, "def f(x): return x.clear() or []",
      {"fn_name": "f", "inputs": [SHARED], "outputs": [SHARED[0]]}),
-    ("argument_twice", 1.0, "def f(x): return x.append(3) or x",
+    ("argument_twice", "shared arguments", 1.0, "def f(x): return x.append(3) or x",
      {"fn_name": "f", "inputs": [SHARED, SHARED], "outputs": [[1, 3], [1, 3]]}),
-    ("big_input", 1.0, "print(len(input()))", {"inputs": ["x" * 5000000], "outputs": ["5000000"]}),
-    ("big_output", 1.0, "print('1\\n' * 10**6)", {"inputs": [""], "outputs": ["1\n" * 10**6]}),
+    ("big_input", "size", 1.0, "print(len(input()))", {"inputs": ["x" * 5000000], "outputs": ["5000000"]}),
+    ("big_output", "size", 1.0, "print('1\\n' * 10**6)", {"inputs": [""], "outputs": ["1\n" * 10**6]}),
 ]  # fmt: skip
 CASES = cases("programs.jsonl")
-for name, reward, program, tests in OTHERS:
+for name, about, reward, program, tests in OTHERS:
     response = f"```python\n{program}\n```"
-    CASES.append(dict(name=name, reward=reward, response=response, tests=tests))
+    CASES.append(dict(name=name, about=about, reward=reward, response=response, tests=tests))
 
 
-def with_reward(reward: float | None) -> list[dict]:
-    """The cases that should have this reward."""
-    return [case for case in CASES if case["reward"] == reward]
+def with_reward(reward: float | None) -> list:
+    """Parameters of the cases that should have this reward."""
+    return by_kind([case for case in CASES if case["reward"] == reward], "name")
 
 
-def names(cases: list[dict]) -> list[str]:
-    """Their names."""
-    return [case["name"] for case in cases]
-
-
-def graded(own: list[dict], level: str) -> dict[str, Verdict]:
-    """The verdict on each case, several at a time."""
-
-    def grade(response: str, case: dict) -> Verdict:
-        return grade_code(response, case["tests"], case.get("timeout_s", 20.0), level)
-
-    verdicts = grade_all(grade, [case["response"] for case in own], own)
-    return dict(zip(names(own), verdicts, strict=True))
-
-
-def graded_strictly(own: list[dict]) -> dict[str, Verdict]:
-    """As above at the level `strict`; skips the test where it does not work."""
-    try:
-        return graded(own, sandbox.choose_level("strict"))
-    except SandboxError as error:
-        pytest.skip(str(error))
+def grade(case: dict, level: str) -> Verdict:
+    """The verdict on a case; the limit of time is far off, as the machine may be busy."""
+    return grade_code(case["response"], case["tests"], case.get("timeout_s", 120.0), level)
 
 
 @pytest.fixture(scope="module")
-def cheats() -> dict:
-    return graded_strictly(with_reward(0.0))
+def strict() -> str:
+    return usable("strict")
 
 
-# Tests that are asserts run beside the program, too; those with inputs run once, at every level.
-BEHIND_WALL = [
-    case
-    for case in with_reward(0.0)
-    if "inputs" not in case["tests"] and case["name"] not in BESIDE
-]
+@pytest.fixture
+def across(monkeypatch) -> list[str]:
+    """What tests find across the wall alone, as at the level `process`.
 
-
-@pytest.fixture(scope="module")
-def cheats_alone() -> dict:
-    """The verdicts where no tests run beside the program, as at the level `process`."""
+    They then run beside the program, too, if there is a pass or a doubt: a cause in the reply.
+    """
     supervise = sandbox.supervise
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # an argument that cannot cross gets no verdict
-        patch.setattr(
-            sandbox,
-            "supervise",
-            lambda job, tests=None: supervise(job | {"beside": False}, tests),
-        )
-        return graded_strictly(BEHIND_WALL)
+    reasons = []
+
+    def supervise_twice(job, tests=None):
+        if not job.get("beside"):
+            return supervise(job, tests)
+        (alone,) = supervise(job | {"beside": False}, tests)
+        reasons.append(alone.reason)
+        in_doubt = alone.reason == "correct" or alone.text
+        return supervise(job, tests) if in_doubt else [alone]
+
+    monkeypatch.setattr(sandbox, "supervise", supervise_twice)
+    return reasons
 
 
-@pytest.fixture(scope="module")
-def honest() -> dict:
-    return graded(with_reward(1.0), "auto")
+@pytest.mark.parametrize("case", with_reward(0.0))
+def test_a_cheat_scores_zero(case, strict, across):
+    """A cheat scores 0, and not None, as it must not leave its group either.
+
+    No cheat passes the wall alone, but for those that only the tests beside the program find.
+    """
+    assert grade(case, strict).reward == 0.0
+    assert "correct" not in across or case["about"] in BESIDE
 
 
-@pytest.fixture(scope="module")
-def undecided() -> dict:
-    with pytest.warns(RuntimeWarning, match="no verdict"):
-        return graded_strictly(with_reward(None))
+@pytest.mark.parametrize("name", ["equal", "area_forged", "list_subclass"])
+def test_a_failure_across_the_wall_is_final(name, strict):
+    """A cheat that passes beside the tests still scores 0, if it fails across without a doubt."""
+    (case,) = [case for case in CASES if case["name"] == name]
+    assert grade(case, strict) == (0.0, "wrong")
 
 
-@pytest.mark.parametrize("name", names(with_reward(0.0)))
-def test_a_cheat_scores_zero(name, cheats):
-    """The score is 0 and not None, as a cheat must not leave its group either."""
-    assert cheats[name].reward == 0.0
+@pytest.mark.parametrize("case", with_reward(1.0))
+def test_an_honest_program_passes(case):
+    """An honest program passes, whatever its style of input, output, fences, functions or classes."""
+    assert grade(case, "auto") == (1.0, "correct")
 
 
-@pytest.mark.parametrize("name", names(BEHIND_WALL))
-def test_no_cheat_passes_the_wall_alone(name, cheats_alone):
-    """Where the sandbox's level leaves out the second run."""
-    assert cheats_alone[name].reward != 1.0
-
-
-@pytest.mark.parametrize("name", names(with_reward(1.0)))
-def test_an_honest_program_passes(name, honest):
-    """Whatever its style of input, output, fences, functions or classes."""
-    assert honest[name] == (1.0, "correct")
-
-
-@pytest.mark.parametrize("name", names(with_reward(None)))
-def test_no_rule_decides(name, undecided):
+@pytest.mark.parametrize("case", with_reward(None))
+def test_no_rule_decides(case, strict):
     """An honest program that only Python itself can tell from a cheat is not called wrong."""
-    assert undecided[name] == (None, "infra_error")
+    with pytest.warns(RuntimeWarning, match="no verdict"):
+        assert grade(case, strict) == (None, "infra_error")
