@@ -1,29 +1,40 @@
 """tests/cases/answers.csv, by grading/answers.py: the same answer in another spelling.
 
-Others only look like the same answer.
+Others only look like the same answer. Two pairs of each kind run by default, all of them in CI.
 """
 
 import pytest
 from builders.case_files import cases
+from builders.kinds import by_kind
 
 from grading.answers import compare
 
-SAME = []
-OTHER = [("9" * 1500, "9" * 1499 + "8"), (r"0.\overline{" + "3" * 10**4 + "}", "0.3")]
-for case in cases("answers.csv"):
-    pair = (case["answer"], case["gold"])
-    (SAME if case["same"] == "yes" else OTHER).append(pair)
+PAIRS = cases("answers.csv")
 
 
-@pytest.mark.parametrize("answer, gold", SAME)
-def test_the_same_answer_in_another_spelling(answer, gold):
+def with_verdict(same: str) -> list:
+    """Parameters of the pairs that should have this verdict."""
+    return by_kind([pair for pair in PAIRS if pair["same"] == same], "answer")
+
+
+@pytest.mark.parametrize("pair", with_verdict("yes"))
+def test_the_same_answer_in_another_spelling(pair):
     """No honest answer is marked wrong."""
-    assert compare(answer, gold) == "correct"
+    assert compare(pair["answer"], pair["gold"]) == "correct"
 
 
-@pytest.mark.parametrize("answer, gold", OTHER)
-def test_another_answer(answer, gold):
+@pytest.mark.parametrize("pair", with_verdict("no"))
+def test_another_answer(pair):
     """No wrong answer, hedge or trick is marked right."""
+    assert compare(pair["answer"], pair["gold"]) != "correct"
+
+
+@pytest.mark.parametrize(
+    "answer, gold",
+    [("9" * 1500, "9" * 1499 + "8"), (r"0.\overline{" + "3" * 10**4 + "}", "0.3")],
+)
+def test_long_numbers_differ_by_a_digit(answer, gold):
+    """A long number is neither rounded nor cut."""
     assert compare(answer, gold) != "correct"
 
 
