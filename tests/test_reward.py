@@ -59,25 +59,28 @@ def flags(qwen_folder, tmp_path, monkeypatch) -> list[str]:
     return [*places, *SIZES.split(), "--reward", reward]
 
 
-def train_in(folder: Path, argv: list[str]) -> None:
-    """The run of one of torchrun's ranks."""
-    run_well(train, argv, "--device cpu --ranks 2 --save-every 1")
+def train_in(folder: Path, argv: list[str], ranks: int) -> None:
+    """The run of one of the ranks."""
+    run_well(train, argv, f"--device cpu --ranks {ranks} --save-every 1")
 
 
-def test_two_ranks_and_a_resumed_run_train_on_the_reward_that_was_asked_for(flags, tmp_path):
-    """The ranks read the flag, each in a process of its own; config.json keeps it for `--resume`.
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_a_run_and_its_resumption_train_on_the_reward_that_was_asked_for(ranks, flags, tmp_path):
+    """Each rank reads the flag in a process of its own, and config.json keeps it for `--resume`.
 
-    The built-in grader would find no answer. One rank goes on in this process: to start two takes
-    ten seconds of imports.
+    The built-in grader would find no answer. One rank resumes the run, in this process.
     """
     run = tmp_path / "run"
-    on_two(train_in, tmp_path, flags, joins=True)
+    if ranks == 2:
+        on_two(train_in, tmp_path, flags, ranks, joins=True)
+    else:
+        train_in(tmp_path, flags, ranks)
     run_well(train, "--resume", run, "--steps 2 --ranks 1")
     assert json.loads((run / "config.json").read_text())["reward"] == flags[-1]
     samples = read_lines(run / "samples.jsonl")
     for step in (1, 2):
         scores = {(row["reason"], row["score"]) for row in samples if row["step"] == step}
-        assert scores - {("truncated", 0)} >= {("correct", 1.5)} or ("wrong", -0.25) in scores
+        assert scores & {("correct", 1.5), ("wrong", -0.25)}
         assert scores <= {("truncated", 0), ("correct", 1.5), ("wrong", -0.25)}
     before, *steps, after = read_lines(run / "metrics.jsonl")
     assert [row["no_answer"] for row in steps] == [0, 0]
@@ -95,7 +98,6 @@ def test_two_ranks_and_a_resumed_run_train_on_the_reward_that_was_asked_for(flag
         ("FOLDER/broken.txt:grade", "No module named"),
         ("FOLDER/script.py:grade", "it ends the program"),
         ("no_such_module:grade", "No module named 'no_such_module'"),
-        ("math:pi", "is not a callable object"),
         ("math:sqrt", "too many positional arguments"),
         ("FOLDER/named.py:half_named", "missing a required argument: 'gold'"),
     ],
@@ -139,7 +141,7 @@ NO_VERDICT = Verdict(None, "infra_error")
     ],
 )
 def test_a_reward_is_a_verdict_a_number_or_a_bool(result, expected):
-    """Anything else is no verdict, with a warning that has the cause; so is an error."""
+    """Anything else, and an error, is no verdict, and the warning has the cause."""
     if isinstance(expected, str):
         with pytest.warns(RuntimeWarning, match=f"no verdict: --reward: TypeError: .*{expected}"):
             assert grade_by(lambda response, answer: result, "", "") == NO_VERDICT
@@ -151,7 +153,7 @@ def test_a_reward_is_a_verdict_a_number_or_a_bool(result, expected):
 
 
 def test_the_largest_rewards_have_advantages():
-    """In the largest group the sum of the squares of Eq. (1) still is a float32."""
+    """The sum of the squares of Eq. (1) is still a float32 in the largest group."""
     rewards = torch.tensor([LARGEST, -LARGEST] * 2048)
     assert group_advantages(rewards, 4096).abs().min() > 0.99
 
@@ -176,7 +178,7 @@ def test_what_would_end_the_program_is_no_verdict(end):
     ],
 )
 def test_parameters_are_taken_by_name(parameters, tmp_path):
-    """Without these names the response comes first; verdicts of swapped values are all wrong."""
+    """A parameter that is called neither `response` nor `answer` is taken by its place."""
     path = tmp_path / "named.py"
     path.write_text(f"def grade({parameters}):\n    return dict(locals())")
     due = {"response": "R", "answer": "A", "text": "R", "gold": "A", "both": ("R", "A")}
@@ -208,7 +210,6 @@ def grade(response, answer):
 @pytest.mark.parametrize(
     "method, reward, cause",
     [
-        ("shear", FAILS, "OSError: the judge is down, says 1"),
         ("grpo", FAILS, "OSError: the judge is down, says 1"),
         ("shear", ENDS, "SystemExit: 0"),
     ],
@@ -225,7 +226,7 @@ def test_a_step_without_any_verdict_ends_the_run(method, reward, cause, flags, t
 
 
 def test_a_reward_that_changes_the_working_directory_moves_no_path(flags, tmp_path, monkeypatch):
-    """Relative folders stay where they were, also if the new one is gone."""
+    """Relative folders stay where they were, even if the new one is gone."""
     (tmp_path / "rewards.py").write_text(MOVES)
     load_reward.cache_clear()
     monkeypatch.chdir(tmp_path)
@@ -240,7 +241,10 @@ def test_a_reward_that_changes_the_working_directory_moves_no_path(flags, tmp_pa
 
 
 def test_the_first_cause_may_be_another_rank_s(monkeypatch):
-    """Those that are cut off do not count, unless all are; one verdict is enough to go on."""
+    """The sentence has the first cause of all ranks, and one verdict is enough to go on.
+
+    Responses that were cut off do not count, unless all were.
+    """
     nan = math.nan
     for rewards, cut, own, others, cause in (
         ([nan, nan, 0], [0, 0, 1], [NO_VERDICT], ["b", "c"], "b"),

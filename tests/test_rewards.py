@@ -1,6 +1,6 @@
 """rewards.py: which text is the answer, who decides, and many verdicts in parallel.
 
-For cheats see test_programs.py.
+test_programs.py has the cheats.
 """
 
 import functools
@@ -10,10 +10,9 @@ import resource
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from builders.case_files import cases
+from builders.case_files import ROOT, cases
 
 import rewards
 from grading import sandbox, workers
@@ -31,6 +30,8 @@ from rewards import (
     without_copies,
 )
 
+patient = functools.partial(grade_math, timeout_s=60.0)  # the machine may be busy
+
 
 @pytest.mark.parametrize(
     "answer, gold, reason",
@@ -42,15 +43,13 @@ from rewards import (
         ("9" * 10**6, "9" * 10**6 + "1", "wrong"), ("0.3333333", r"\frac{1}{3}", "wrong"), (r"4\sqrt{2}", "4", "wrong"),
         (r"\frac{", "4", "no_answer"), (r"\unknown{", "4", "no_answer"), ("", "0", "no_answer"),
         ("  ", "0", "no_answer"), ("?", "4", "parse_error"), (".", "0", "parse_error"),
-        (r"9^{9^{9^{9}}}", "1", "timeout"), ("{" * 900 + "1" + "}" * 900, "1", "parse_error"),
+        ("{" * 900 + "1" + "}" * 900, "1", "parse_error"),
         ("{" * 100_000 + "1" + "}" * 100_000, "1", "wrong"),  # too long to be read
     ],
 )  # fmt: skip
 def test_math_verdicts(answer, gold, reason):
-    """The score is 1 exactly for `correct`, and an endless comparison ends at the limit."""
-    verdict = grade_math(
-        rf"We find \boxed{{{answer}}}.", gold, timeout_s=0.5 if reason == "timeout" else 30.0
-    )
+    """The score is 1 exactly for the reason `correct`."""
+    verdict = patient(rf"We find \boxed{{{answer}}}.", gold)
     assert verdict == (1.0 if reason == "correct" else 0.0, reason)
 
 
@@ -68,9 +67,12 @@ def test_math_verdicts(answer, gold, reason):
     ],
 )  # fmt: skip
 def test_a_calculation_that_is_copied_from_the_problem_is_wrong(problem, gold, answer, is_copied):
-    """It is right only as the gold answer is written; numerals, names and options may be repeated."""
+    """A copy is right only if the gold answer is written so.
+
+    Numerals, names and options may be repeated.
+    """
     response = rf"So it is \boxed{{{answer}}}."
-    graded = grade_math(response, gold, timeout_s=30.0)
+    graded = patient(response, gold)
     assert graded.reason == "correct"
     final = without_copies(graded, response, gold, problem)
     assert final == (Verdict(0.0, "copied") if is_copied else graded)
@@ -88,7 +90,7 @@ def test_a_calculation_that_is_copied_from_the_problem_is_wrong(problem, gold, a
     ],
 )  # fmt: skip
 def test_the_last_box_is_the_answer_if_it_is_closed(text, box):
-    """An earlier box does not stand in for one that is never closed: that would reward hedging."""
+    """An earlier box does not replace one that is never closed, as that would reward hedging."""
     assert last_box(text) == box
     if not box:
         assert grade_math(text, "1").reason == "no_answer"
@@ -101,37 +103,39 @@ def test_nothing_in_a_box_is_run(tmp_path):
     assert verdict.reward == 0.0 and not target.exists()
 
 
-def test_workers_serve_many_threads_and_are_replaced_when_they_die():
-    """Killed while idle or at work, a worker costs no verdict."""
+def test_workers_serve_several_threads_and_are_replaced_when_they_die(monkeypatch):
+    """A worker that was killed costs no verdict."""
+    monkeypatch.setattr(rewards, "cores", lambda: 2)
     golds = [rf"\sqrt{{{n}}}" for n in range(2, 8)]
     texts = [rf"\boxed{{{n}^{{1/2}}}}" for n in range(2, 8)]
-    patient = functools.partial(grade_math, timeout_s=60.0)  # also where the machine is busy
-    with ThreadPoolExecutor(2) as pool:
-        results = pool.map(grade_all, [patient] * 2, [texts] * 2, [golds] * 2)
-    assert list(results) == [[Verdict(1.0, "correct")] * 6] * 2
-    for worker in workers._idle:
-        os.kill(worker.process.pid, signal.SIGKILL)
-        worker.process.wait()
     assert grade_all(patient, texts, golds) == [Verdict(1.0, "correct")] * 6
+    worker = workers._idle[-1]  # the next that is asked
+    os.kill(worker.process.pid, signal.SIGKILL)
+    worker.process.wait()
+    assert grade_all(patient, texts, golds) == [Verdict(1.0, "correct")] * 6
+    assert worker not in workers._idle
 
 
 def test_a_timeout_is_not_kept():
-    """A worker keeps its judgements, but not that a question ran out of time.
+    """A question that ran out of time is judged when it is asked again.
 
-    Such a question is judged when it is asked again. Its CPU time is counted from there on.
+    The worker's CPU time is counted from there on.
     """
     question = (r"\frac{37x}{74}", ".5x")
+    assert workers.in_worker(*question, timeout_s=60.0) == "correct"
+    os.kill(workers._idle[-1].process.pid, signal.SIGSTOP)  # it cannot be quick
     assert workers.in_worker(*question, timeout_s=0.0) == "timeout"
     assert workers.in_worker(*question, timeout_s=60.9) == "correct"
     assert resource.prlimit(workers._idle[-1].process.pid, resource.RLIMIT_CPU)[0] > 62
 
 
 def test_a_busy_worker_without_a_master_ends_within_its_cpu_time():
-    """Nobody kills it then; it also ends within its memory.
+    """A busy worker that nobody kills ends within its CPU time and its memory.
 
-    What counts the towers of powers holds the interpreter's lock, so that no thread could.
+    What counts the towers of powers holds the interpreter's lock, so that no thread could end it.
     """
-    worker = workers.Worker()
+    assert workers.in_worker("x/2", ".5x", 60.0) == "correct"
+    worker = workers._idle.pop()
     assert 0 < resource.prlimit(worker.process.pid, resource.RLIMIT_AS)[0] <= workers.MEMORY
     worker.process.stdin.write(json.dumps([r"9^{9^{9^{9}}}", "5", -1.0]).encode() + b"\n")
     worker.process.stdin.close()
@@ -139,44 +143,42 @@ def test_a_busy_worker_without_a_master_ends_within_its_cpu_time():
     worker.process.stdout.close()
 
 
+class MortalWorker:
+    """A worker that dies of some questions."""
+
+    deadly = ("x",)
+
+    def ask(self, answer: str, gold: str, timeout_s: float) -> str:
+        return "" if answer in self.deadly else "correct"
+
+
 def test_a_question_that_kills_its_workers_is_wrong(monkeypatch):
     """Two workers that die of a question are its fault, unless one dies of any other, too."""
-    ask = workers.Worker.ask
-    deadly = ["x"]
-
-    def die(worker, answer, gold, timeout_s):
-        return "" if answer in deadly else ask(worker, answer, gold, timeout_s)
-
-    monkeypatch.setattr(workers.Worker, "ask", die)
+    monkeypatch.setattr(workers, "_idle", [])
+    monkeypatch.setattr(workers, "Worker", MortalWorker)
     assert grade_math(r"\boxed{x}", "y") == (0.0, "crashed")
-    deadly.append("x/2")  # the question that every worker can answer
+    monkeypatch.setattr(MortalWorker, "deadly", ("x", "x/2"))  # every worker can answer the second
     with pytest.warns(RuntimeWarning, match="workers of math-verify die"):
         assert grade_math(r"\boxed{x}", "y") == (None, "infra_error")
 
 
-def test_a_limit_of_the_user_is_no_wrong_answer():
-    """A hard limit of CPU time holds, and a worker that has used it up is replaced."""
-    script = r"""
-import resource
-from grading.workers import _idle, in_worker
+def test_a_hard_limit_of_the_user_holds():
+    """A worker sets its limit of CPU time below the user's hard limit, and fails at none above."""
+    script = """
+from resource import RLIMIT_CPU, getrlimit, setrlimit
+from grading.workers import limit
 
-resource.setrlimit(resource.RLIMIT_CPU, (4, 4))
-used = set()
-for number in range(5000):
-    print(in_worker(rf"\frac{{{number}x}}{{7}}", f"{number}x/7", 60.0))
-    used.add(_idle[0].process.pid)
-    if len(used) == 2:
-        print(len(used))
-        break
+setrlimit(RLIMIT_CPU, (60, 60))
+for seconds in (100, 30):
+    limit(RLIMIT_CPU, seconds)
+    print(getrlimit(RLIMIT_CPU))
 """
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    reasons = said.stdout.split()
-    assert reasons.pop() == "2", said.stderr
-    assert set(reasons) == {"correct"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
+    assert done.stdout == "(60, 60)\n(30, 60)\n", done.stderr
 
 
 def test_a_process_that_cannot_start_is_no_verdict(monkeypatch):
-    """A failure of the machine is not one of the answer: None, with a warning."""
+    """A failure of the machine is no failure of the answer, and is warned of."""
 
     def fail(*args, **options):
         raise OSError("Resource temporarily unavailable")
@@ -204,13 +206,13 @@ def test_the_last_complete_python_block_is_the_program(case):
 @pytest.mark.parametrize(
     "text, blocks",
     [
-        ("`" * 10**6, 0), ("```\n" * 10**5, 50_000), ("``` " * 10**5, 0), ("```" + " " * 10**6 + "!", 0),
+        ("`" * 10**6, 0), ("```\n" * 20_000, 10_000), ("``` " * 10**5, 0), ("```" + " " * 10**6 + "!", 0),
         ("~" * 10**5 + "`", 0), ("~~~" + " " * 10**5 + "`", 0), ("~~~" + "w" * 10**5 + "`", 0),
         ("~~~py\n" + "=" * 10**6 + "\n~~~", 1),
     ],
 )  # fmt: skip
 def test_hostile_fences_are_read_in_linear_time(text, blocks):
-    """In the training process, where a quadratic search would take an hour."""
+    """A quadratic search would stop the training process for minutes."""
     assert len(code_blocks(text)) == blocks
     assert program_of(text, STDIO) == ("=" * 10**6 if blocks == 1 else None)
 
@@ -225,7 +227,7 @@ def test_outputs_are_compared_line_by_line(case):
 
 
 def test_cores_are_those_of_the_container(tmp_path, monkeypatch):
-    """More programs at a time than its quota would run out of time through no fault of theirs."""
+    """More programs at a time than the quota would run out of time through no fault of theirs."""
     monkeypatch.setattr(rewards, "QUOTA", tmp_path / "cpu.max")
     monkeypatch.setattr(rewards.os, "sched_getaffinity", lambda process: range(32))
     for quota, expected in (
@@ -243,56 +245,66 @@ def test_cores_are_those_of_the_container(tmp_path, monkeypatch):
 
 def test_grade_all_keeps_the_order_and_every_item_its_own_limit():
     """Programs that sleep or crash change nothing for honest ones between them."""
-    programs = [
-        "print(2)",
-        "import time; time.sleep(60)",
-        "print(int(input()) + 1)",
-        "1 / 0",
-        "bytearray(2**31)",
-    ] * 2
-    texts = [f"```python\n{program}\n```" for program in programs]
-    verdicts = grade_all(functools.partial(grade_code, timeout_s=2.0), texts, [STDIO] * len(texts))
-    right, *wrong = (1.0, "correct"), (0.0, "timeout"), (0.0, "crashed"), (0.0, "memory")
-    assert verdicts == [right, wrong[0], right, *wrong[1:]] * 2
-    assert grade_all(grade_code, [], []) == []
+    programs = {
+        "print(2)": "correct",
+        "import time; time.sleep(600)": "timeout",
+        "print(int(input()) + 1)": "correct",
+        "1 / 0": "crashed",
+        "bytearray(2**31)": "memory",
+    }
+
+    def grade(program: str, timeout_s: float) -> Verdict:
+        return grade_code(f"```python\n{program}\n```", STDIO, timeout_s)
+
+    limits = [0.7 if "sleep" in program else 60.0 for program in programs]
+    verdicts = grade_all(grade, list(programs), limits)
+    assert [verdict.reason for verdict in verdicts] == list(programs.values())
+    assert grade_all(grade, [], []) == []
 
 
-def test_tests_that_cannot_be_run_are_no_verdict():
-    """Tests that cannot fail cannot be passed, and a broken test is no wrong answer."""
-    response = "```python\ndef f(x): return open(x)\n```"
-    empty = {}, {"asserts": []}, dict(prompt="", test="", entry_point="")
-    for tests in (*empty, *({"inputs": ["1"], "outputs": outputs} for outputs in ([], [5]))):
-        with pytest.warns(RuntimeWarning, match="no verdict"):
-            assert grade_code(response, tests) == (None, "infra_error")
-    uncalled = (
-        "import unittest\nclass T(unittest.TestCase): pass\ndef test():\n    assert f(3) == 5"
-    )
-    for text, cause in (
-        (uncalled, "check nothing"),
+@pytest.mark.parametrize(
+    "tests",
+    [
+        {},
+        {"asserts": []},
+        {"prompt": "", "test": "", "entry_point": ""},
+        {"inputs": ["1"], "outputs": []},
+        {"inputs": ["1"], "outputs": [5]},
+    ],
+)
+def test_tests_that_decide_nothing_are_no_verdict(tests):
+    """Tests that cannot fail cannot be passed."""
+    with pytest.warns(RuntimeWarning, match="no verdict"):
+        assert grade_code("```python\ndef f(x): return x\n```", tests) == (None, "infra_error")
+
+
+SKIPPED = "import unittest\nclass T(unittest.TestCase): test = unittest.skip('')(f)\n"
+
+
+@pytest.mark.parametrize(
+    "text, cause",
+    [
         ("assert f(1 == 2", "cannot be run"),
-        (uncalled.replace("pass", "test = unittest.skip('')(f)") + "\nunittest.main()", "a case"),
-        (
-            uncalled.replace("pass", "test = unittest.skip('')(f)")
-            + "\nunittest.main(exit=False)\nraise SystemExit(5)",
-            "a case",
-        ),
-        (uncalled + "\nimport doctest\ndoctest.testmod()", "find no tests"),
-        (
-            uncalled.replace("pass", "test = lambda s: f('a')")
-            + "\nopen('a', 'w')\nT('test').run()",
-            "files",
-        ),
+        ("def test():\n    assert f(3) == 5", "check nothing"),
+        (SKIPPED + "unittest.main()", "a case"),
+        (SKIPPED + "unittest.main(exit=False)\nraise SystemExit(5)", "a case"),
+        ("import doctest\ndef test(): f(3)\ndoctest.testmod()", "find no tests"),
+        ("open('a', 'w')\nassert f('a')", "files"),
         ("import inspect\nassert inspect.signature(f)", "signature"),
-    ):
-        with pytest.warns(RuntimeWarning, match=cause):
-            assert grade_code(response, {"asserts": [text], "entry_point": None}) == (
-                None,
-                "infra_error",
-            )
+    ],
+)
+def test_tests_that_cannot_be_run_are_no_verdict(text, cause):
+    """A broken test is no wrong answer, and the warning has the cause."""
+    response = "```python\ndef f(x): return open(x)\n```"
+    with pytest.warns(RuntimeWarning, match=cause):
+        assert grade_code(response, {"asserts": [text], "entry_point": None}) == (
+            None,
+            "infra_error",
+        )
 
 
 def test_a_sandbox_that_breaks_is_no_verdict_and_one_that_cannot_be_had_is_an_error(monkeypatch):
-    """A level that does not work raises before the run; a later failure gives None."""
+    """A level that does not work raises an error before the run; a later failure gives None."""
 
     def fail(*args, **options):
         raise SandboxError("the supervisor died")
@@ -307,6 +319,6 @@ def test_a_sandbox_that_breaks_is_no_verdict_and_one_that_cannot_be_had_is_an_er
 
 
 def test_a_failed_grading_has_no_reward():
-    """It is neither right nor wrong, whoever reports it; an unknown reason is a crash."""
+    """A failed grading is neither right nor wrong, and an unknown reason is a crash."""
     assert verdict("infra_error") == (None, "infra_error")
     assert verdict("no such reason") == (0.0, "crashed")
