@@ -42,7 +42,7 @@ def grade(response: str, answer: str) -> float:
     return RIGHT if Length(len(response)).characters % 2 else -0.25
 """
 SIZES = (
-    "--steps 1 --prompts-per-step 4 --rollouts-per-prompt 16 --prompts-per-update 2 --max-tokens 40 "
+    "--steps 1 --prompts-per-step 4 --rollouts-per-prompt 8 --prompts-per-update 2 --max-tokens 40 "
     "--heldout 2 --eval-groups 2 --name run"
 )
 

@@ -1,6 +1,6 @@
 """grading/sandbox.py at every level that works here: limits, what a program reaches and leaves.
 
-Bombs are bounded.
+Programs that fill or fork stay bounded even if the sandbox fails.
 """
 
 import os
@@ -15,17 +15,10 @@ from pathlib import Path
 import isolation
 import pytest
 from builders.case_files import cases
+from builders.levels import usable
 
 from grading import sandbox
 from grading.sandbox import Output, SandboxError, run_program
-
-
-def usable(level: str) -> str:
-    """The level, if it works on this machine for this user; skips the test otherwise."""
-    try:
-        return sandbox.choose_level(level)
-    except SandboxError as error:
-        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="module", params=sandbox.LEVELS)
@@ -39,15 +32,15 @@ def strict() -> str:
     return usable("strict")
 
 
-def run(program: str, level: str, *inputs: str, timeout_s: float = 5) -> list[Output]:
-    """All outputs of a program."""
+def run(program: str, level: str, *inputs: str, timeout_s: float = 60) -> list[Output]:
+    """All outputs of a program; the limit of time is far off, as the machine may be busy."""
     return list(run_program(program, list(inputs or [""]), timeout_s=timeout_s, level=level))
 
 
 def sleeping(level: str) -> Iterator[Output]:
     """The outputs of a program that is quick with its first input and slow with its second."""
     program = "import time; print(1); time.sleep(int(input()))"
-    return run_program(program, ["0", "60"], timeout_s=60, level=level)
+    return run_program(program, ["0", "600"], timeout_s=600, level=level)
 
 
 def supervisors() -> list[int]:
@@ -67,7 +60,7 @@ def supervisors() -> list[int]:
 
 
 def test_a_program_gets_its_input_and_gives_its_output(level, monkeypatch):
-    """One fresh process per input, in order; no input follows a failed one.
+    """Each input gets a fresh process, in order, and no input follows a failed one.
 
     A supervisor's grace begins after its time limit.
     """
@@ -85,7 +78,7 @@ NESTED = dict(program="(" * 10_000 + ")" * 10_000, reason="parse_error", timeout
 
 @pytest.mark.parametrize("case", [*cases("ends.jsonl"), NESTED])
 def test_how_a_program_ends(case, level):
-    """Limits and failures by name; the exit status that a program chooses decides nothing.
+    """The reason names the limit or the failure, and a program's own exit status decides nothing.
 
     Two programs test limits: of files to 16 MB, and of processes to 64.
     """
@@ -107,7 +100,7 @@ def test_the_environment_is_empty_and_the_user_powerless(level, monkeypatch):
 
 
 def test_a_strict_program_sees_nothing_of_the_machine(strict, tmp_path):
-    """No file of others, no process, no network, no right to mount."""
+    """A program sees no file of others, no process and no network, and cannot mount."""
     (tmp_path / "answer").write_text("42")
     os.chmod(tmp_path, 0o777)
     server = socket.create_server(("127.0.0.1", 0))
@@ -129,10 +122,7 @@ print(libc.mount(b"none", b"/", None, 32 | 4096, None), libc.umount2(b"/tmp", 2)
 
 
 def test_a_program_has_its_own_group_and_keys(level):
-    """`kill(0)` reaches only the program's own processes, whoever runs it.
-
-    No session keyring is used twice.
-    """
+    """`kill(0)` reaches only the program's own processes, and no session keyring is used twice."""
     keyring = f"libc.syscall({isolation.KEYCTL}, 0, -3, 0)"  # KEYCTL_GET_KEYRING_ID
     program = (
         "import ctypes, os; libc = ctypes.CDLL(None); print(os.getpgrp() in (1, os.getpid()), "
@@ -148,7 +138,7 @@ def test_a_program_has_its_own_group_and_keys(level):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="older kernels let only root forbid it")
 def test_a_strict_program_has_no_system_v_objects(strict):
-    """Neither memory, nor messages, nor semaphores, which no limit counts."""
+    """A program makes no System V memory, messages or semaphores, which no limit counts."""
     calls = "libc.shmget(0, 4096, 0o1600), libc.msgget(0, 0o1600), libc.semget(0, 1, 0o1600)"
     assert run(f"import ctypes; libc = ctypes.CDLL(None); print({calls})", strict) == [
         Output("ok", "-1 -1 -1\n")
@@ -157,33 +147,37 @@ def test_a_strict_program_has_no_system_v_objects(strict):
 
 def test_inputs_share_nothing(level):
     """A file or a daemon of one run is gone in the next."""
-    program = (
-        "import os\nprint(os.listdir())\nopen('left', 'w')\nif os.fork() == 0:\n import time\n "
-        "time.sleep(60)"
-    )
+    program = """
+import os, time
+print(os.listdir())
+open('left', 'w')
+if os.fork() == 0: time.sleep(600)
+"""
     assert [output.text for output in run(program, level, "", "")] == ["['program.py']\n"] * 2
 
 
 def test_nothing_is_left(level):
-    """No daemon, no process that ignores signals, and no file that forbids its removal."""
+    """No daemon, no process that ignores signals and no file that forbids its removal is left."""
     before = set(Path("/tmp").glob("program-*"))
-    daemon = (
-        "import os, signal, time\nsignal.signal(15, signal.SIG_IGN)\nif os.fork() == 0:\n "
-        "os.setsid()\n"
-    )
-    daemon += (
-        " if os.fork() == 0: time.sleep(60)\n os._exit(0)\nos.makedirs('a/b'); os.chmod('a', "
-        "0)\nprint(1)"
-    )
+    daemon = """
+import os, signal, time
+signal.signal(15, signal.SIG_IGN)
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0: time.sleep(600)
+    os._exit(0)
+os.makedirs('a/b'); os.chmod('a', 0)
+print(1)
+"""
     assert run(daemon, level) == [Output("ok", "1\n")]
-    assert run(daemon + "\ntime.sleep(60)", level, timeout_s=0.5)[0].reason == "timeout"
+    assert run(daemon + "time.sleep(600)", level, timeout_s=1)[0].reason == "timeout"
     assert not supervisors()
     for folder in set(Path("/tmp").glob("program-*")) - before:  # of other processes that still run
         assert Path("/proc", folder.name.split("-")[1]).exists() or not folder.exists()
 
 
 def test_a_pause_cuts_no_reply():
-    """Such as that of a container, or of a laptop that sleeps."""
+    """A reply is whole after a pause, such as that of a container, or of a laptop that sleeps."""
     command = [sys.executable, "-c", "import jail; jail.reply('ok', bytes(2**20))"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, cwd=Path(isolation.__file__).parent
@@ -196,7 +190,7 @@ def test_a_pause_cuts_no_reply():
 
 
 def test_closing_the_iterator_ends_the_program(level):
-    """The rest of the program does not run."""
+    """The rest of the program does not run once nobody waits for its outputs."""
     outputs = sleeping(level)
     assert next(outputs) == Output("ok", "1\n")
     outputs.close()
@@ -204,10 +198,7 @@ def test_closing_the_iterator_ends_the_program(level):
 
 
 def test_the_end_of_the_supervisor_ends_the_program(level):
-    """A supervisor killed from outside gives no verdict (strict) or a failure.
-
-    Nothing outlives it.
-    """
+    """A supervisor that was killed gives no verdict (strict) or a failure, and nothing outlives it."""
     outputs = sleeping(level)
     next(outputs)
     os.kill(min(supervisors()), signal.SIGKILL)
@@ -216,14 +207,14 @@ def test_the_end_of_the_supervisor_ends_the_program(level):
             next(outputs)
     else:
         assert next(outputs).reason == "crashed"
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while supervisors():
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
 
 def test_a_program_cannot_end_its_supervisor(strict):
-    """Neither its parent, nor its group, nor all processes that it can see."""
+    """A program ends neither its parent nor its group nor all processes that it can see."""
     for target in ("os.getppid()", "0", "-1", "1"):
         # bounded if the sandbox fails
         program = f"import os\nassert os.getpid() < 9\nos.kill({target}, 9)\nprint(1)"
