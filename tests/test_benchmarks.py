@@ -34,7 +34,7 @@ from tasks.errors import BadInput
 PUBLISHED = {case["set"]: case for case in cases("published.jsonl")}
 LCB = PUBLISHED["livecodebench"]["row"]
 CALLS = [{"input": "[1, 2]\n3", "output": "[4, 5]", "testtype": "functional"}]
-ONE = evaluation.EvalConfig("cpu", "float32", template="plain", samples=1)
+ONE = evaluation.EvalConfig("cpu", "float32", template="plain", samples=1, grade_timeout=60)
 TWO = replace(ONE, samples=2, block=4)
 
 
@@ -302,11 +302,10 @@ def test_known_answers_of_each_kind(stand_in, load, ask):
     assert [row["score"] for row in rows] == [1, 0, 0, 0]
     right, wrong = (f"```python\ndef up(n):\n    return n + {more}\n```" for more in (1, 2))
     stand_in({"# second": wrong, "": right})
-    patient = replace(ONE, grade_timeout=60)  # on a busy machine, too
     for name in ("humaneval", "humaneval+", "mbpp+"):
         row = PUBLISHED[name]["row"]
         loaded = load(name, [row, row | {"prompt": row["prompt"] + "# second"}])
-        assert [row["score"] for row in ask(loaded, patient)] == [1.0, 0.0], name
+        assert [row["score"] for row in ask(loaded)] == [1.0, 0.0], name
 
 
 def test_what_is_done_is_not_done_again_and_order_does_not_matter(stand_in, tmp_path, ask):

@@ -53,13 +53,13 @@ def link(monkeypatch):
     ],
 )  # fmt: skip
 def test_plain_data_crosses_unchanged(value, link):
-    """The same value and the same types, to the innermost, there and back."""
+    """A value keeps its types, to the innermost, there and back."""
     back, there = link("def f(x): return x, repr(x)").names(["f"])["f"](value)
     assert back == value and repr(back) == there == repr(value)
 
 
 def test_arrays_stay_arrays(link):
-    """Results and arguments, with their types, and a change in place; half floats get longer."""
+    """Arrays keep their types and a change in place; half floats get longer."""
     f = link("def f(x): return x.__imul__(2)").names(["f"])["f"]
     argument = numpy.arange(2, dtype="i2")
     result = f(argument)
@@ -91,7 +91,7 @@ def f(*args): return Agrees()
     ],
 )  # fmt: skip
 def test_an_object_that_always_agrees_never_passes(claim, link):
-    """Whatever a test does with a result, its own data is not judged by the result's methods."""
+    """A test's own data is not judged by the methods of a result, whatever the test does with it."""
     try:
         passed = eval(claim, link(AGREES).names(["f"]))
     except (TypeError, AttributeError):
@@ -110,7 +110,7 @@ def test_an_object_that_always_agrees_never_passes(claim, link):
     ],
 )  # fmt: skip
 def test_a_forged_message_is_the_candidates_end(value):
-    """The message may be of any kind and length, an exception or alone; the link stays dead."""
+    """A forged message kills the link, whatever its kind and length, as an exception or alone."""
     for message in (b'[true, %s, [], ""]', b"%s"):
         inside, outside = socket.socketpair()
         with inside, outside:
