@@ -121,7 +121,7 @@ def rows_of(model: str = "m", name: str = "set", **scores: list) -> list[dict]:
 
 
 def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
-    """Problem means 1, 1/2, 0 have mean 1/2, standard deviation 1/2 and error 1/2 / sqrt(3).
+    """Three problem means, 1, 1/2 and 0, have mean 1/2 and error 1/2 / sqrt(3).
 
     Pooled samples would give an error of 0.151.
     """
@@ -144,7 +144,7 @@ def test_what_could_not_be_graded_is_in_no_mean_and_counted(capsys):
 
 
 def test_models_are_compared_by_problem(capsys):
-    """Differences by problem are 1, 0, 1, with an error of 1/3; unpaired it would be larger."""
+    """A gain is paired: differences 1, 0, 1 have error 1/3, and unpaired it would be larger."""
     before = rows_of(a=[0], b=[1], c=[0], d=[1])
     evaluation.print_table(before + rows_of("n", a=[1], b=[1], c=[1], d=[None]))
     lines = capsys.readouterr().out.splitlines()
@@ -156,7 +156,7 @@ def test_models_are_compared_by_problem(capsys):
 
 
 def test_several_sets_end_in_their_average(capsys):
-    """Means .1 to .5 ± .01 give 30 ± .01 / sqrt(5); a model that lacks a set has none."""
+    """The errors of sets add in squares, and a model that lacks a set has no average."""
     results = [(place / 10, 0.01) for place in range(1, 6)]
     assert evaluation.average(results) == pytest.approx((0.3, 0.01 / math.sqrt(5)))
     rows = rows_of(a=[1], b=[0]) + rows_of("m", "other", a=[1], b=[1]) + rows_of("n", a=[1], b=[1])
@@ -197,7 +197,7 @@ def test_the_right_count_is_no_warning(load):
 
 
 def test_the_hubs_files_are_found_by_pattern(tmp_path, monkeypatch):
-    """Other files of the folder are not read; a set without its file is refused."""
+    """No other file of the folder is read, and a set without its file is refused."""
     row = PUBLISHED["humaneval"]["row"]
     folder = tmp_path / "abcdef0123456789"
     (folder / "data").mkdir(parents=True)
