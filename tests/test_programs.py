@@ -91,7 +91,7 @@ def test_a_cheat_scores_zero(case, strict, across):
     assert "correct" not in across or case["about"] in BESIDE
 
 
-@pytest.mark.parametrize("name", ["equal", "area_forged", "list_subclass"])
+@pytest.mark.parametrize("name", ["equal", "area_forged"])
 def test_a_failure_across_the_wall_is_final(name, strict):
     """A cheat that passes beside the tests still scores 0, if it fails across without a doubt."""
     (case,) = [case for case in CASES if case["name"] == name]
