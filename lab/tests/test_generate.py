@@ -12,7 +12,7 @@ from grpo import hf_generate, pad_left
 from lab.fast.generate import fast_generate, live_rows, read_prompts
 from lab.fast.packing import packing_of
 
-LIMITS = dict(max_tokens=30, temperature=0.0, stops=[1, 2, 3, 4, 5], pad=0)
+LIMITS = dict(max_tokens=16, temperature=0.0, stops=[1, 2, 3, 4, 5], pad=0)
 WINDOW = dict(sliding_window=8, use_sliding_window=True, max_window_layers=1)
 HYBRID = dict(sliding_window=8, head_dim=16, tie_word_embeddings=False)
 HYBRID["layer_types"] = ["sliding_attention", "full_attention"]
@@ -32,16 +32,12 @@ def counted(model) -> list[int]:
 @pytest.mark.parametrize(
     ("family", "options", "leaves"),
     [
-        ("qwen2", {}, True),
         ("qwen2", WINDOW, True),
         ("llama", {}, True),
-        ("qwen3", {}, True),
-        ("mistral", {}, True),
         ("mistral", dict(sliding_window=8), True),
         ("gemma3_text", HYBRID, True),
         ("lfm2", CONVOLUTION, False),
         ("falcon_h1", MAMBA, False),  # its layers hold keys and values, and states beside them
-        ("zaya", {}, False),
     ],
 )
 def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatch):

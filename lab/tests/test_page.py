@@ -11,7 +11,7 @@ import re
 
 import pytest
 from builders.commands import RUN_FLAGS, run_well
-from builders.pages import GOOD_ROW, HOSTILE, long_group, page_row
+from builders.pages import GOOD_ROW, HOSTILE, page_row
 from builders.runs import config_from
 
 import train
@@ -29,18 +29,14 @@ def data_of(text):
 
 def test_what_goes_in_is_what_the_page_holds():
     """All numbers that are shown keep every digit; those that JSON lacks become null."""
-    first = page_row(["a", " b\n"], [0.1236, 1 / 3])
-    first |= {"first_error": (0, "arith", 2), "spans": [(0, 2, 1e-17)]}
-    second = page_row(["c"], [None], score=None, advantage=0.0, first_error=(1, "format", 2))
-    wild = page_row(["d"] * 4, [math.nan, math.inf, -math.inf, -2.5], step=2, advantage=math.nan)
-    expected = [dict(row) for row in (first, second, wild)]
-    expected[0] |= {"first_error": [0, "arith", 2], "spans": [[0, 2, 1e-17]]}
-    expected[1]["first_error"] = [1, "format", 2]
-    expected[2] |= {"weights": {"shear": [None, None, None, -2.5]}, "advantage": None}
-    for row in expected:
-        del row["response"]
-    held = data_of(page.as_html([[first, second], [wild | {"tests": {"inputs": []}}]], "title"))
-    assert held == [expected[:2], expected[2:]]
+    row = page_row(["a", " b\n"], [0.1236, 1 / 3], first_error=[1, "arith", 2])
+    row |= {"spans": [[0, 2, 1e-17]]}
+    wild = page_row(["d"] * 3, [math.nan, -math.inf, -2.5], step=2, advantage=math.nan)
+    expected = [dict(row), wild | {"weights": {"shear": [None, None, -2.5]}, "advantage": None}]
+    for each in expected:
+        del each["response"]
+    held = data_of(page.as_html([[row], [wild | {"tests": {"inputs": []}}]], "title"))
+    assert held == [expected[:1], expected[1:]]
 
 
 def test_hostile_text_cannot_leave_its_place():
@@ -99,50 +95,35 @@ def test_neighbouring_rows_of_one_step_are_a_group(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"credit.html", "samples.jsonl"}
 
 
-def test_a_long_group_is_small():
-    """8 x 3,000 tokens take at most 20 bytes each, and all the rest takes 30,000."""
-    assert len(page.as_html([long_group()], "long")) < 8 * 3000 * 20 + 30_000
-
-
 def test_before_and_after_are_one_group(tmp_path, monkeypatch):
     """They are shown only where both files are there; spans count the rollouts of both.
 
     `--open` shows the page that was written.
     """
-    first, second = (page_row(["a"], [1.0], spans=[[0, 1, 0.5, k, 0, 1]]) for k in (1, 0))
-    for name, rows in (
-        ("samples", [first]),
-        ("before", [first, second]),
-        ("after", [first, second]),
-    ):
-        files.append_rows(tmp_path / f"{name}.jsonl", rows)
-        assert len(page.read_groups(tmp_path)) == 1 + (name == "after")
+    rows = [page_row(["a"], [1.0], spans=[[0, 1, 0.5, k, 0, 1]]) for k in (1, 0)]
+    files.append_rows(tmp_path / "samples.jsonl", rows[:1])
+    files.append_rows(tmp_path / "before.jsonl", rows)
+    assert len(page.read_groups(tmp_path)) == 1
+    files.append_rows(tmp_path / "after.jsonl", rows)
     both, samples = page.read_groups(tmp_path)
     assert [row["when"] for row in both] == ["before training"] * 2 + ["after training"] * 2
     assert [row["spans"][0][3] for row in both] == [1, 0, 3, 2] and "when" not in samples[0]
-    files.write_json(tmp_path / "config.json", {"task": "embedded", "program": "shear train"})
     opened = []
     monkeypatch.setattr(page.webbrowser, "open", opened.append)
     run_well(page, tmp_path, "--open")
     assert opened == [(tmp_path / "credit.html").as_uri()]
-    assert "all arithmetic is mod 10" in (tmp_path / "credit.html").read_text()
 
 
-@pytest.mark.parametrize("fast", ["before", "after", "without"])
-def test_a_run_records_the_spans_that_its_weights_come_from(fast, tmp_path):
+@pytest.mark.parametrize("modules", ["lab.fast --use lab.tools.page", "lab.tools.page"])
+def test_a_run_records_the_spans_that_its_weights_come_from(modules, tmp_path):
     """A token's weight is the largest distance of the spans over it, whatever finds the closest.
 
     The page has them of each step's first group with both sides; that closest span is on the other
     side.
     """
-    modules = {
-        "before": "--use lab.fast --use lab.tools.page",
-        "after": "--use lab.tools.page --use lab.fast",
-        "without": "--use lab.tools.page",
-    }
     flags = "--steps 2 --warmup-steps 1 --toy-width 16 --window 4 --stride 2 --keep-samples"
-    use = ["--use builders.alternating", modules[fast]]
-    run_well(train, RUN_FLAGS, flags, use, "--out", tmp_path, "--name run")
+    use = "--use builders.alternating --use"
+    run_well(train, RUN_FLAGS, flags, use, modules, "--out", tmp_path, "--name run")
     run_well(page, tmp_path / "run")
     groups = data_of((tmp_path / "run" / "credit.html").read_text())
     with_spans = [group for group in groups if "spans" in group[0]]
@@ -159,18 +140,15 @@ def test_a_run_records_the_spans_that_its_weights_come_from(fast, tmp_path):
 
 
 def test_spans_are_those_of_the_first_group_with_both_sides(tmp_path):
-    """A rollout without a verdict makes no side; spans of other rollouts are not shown."""
+    """A rollout without a verdict makes no side."""
     rows = []
     for problem, scores in {"1": [1.0, None], "2": [1.0, 0.0], "3": [1.0, 0.0]}.items():
         rows += [page_row(["a"], [1.0], problem=problem, score=score) for score in scores]
     files.append_rows(tmp_path / "samples.jsonl", rows)
     spans = [[[0, 1, 1.0, 1, 0, 1]], [[0, 1, 1.0, 0, 0, 1]]]
-    for recorded, expected in {1: spans[0], 2: None}.items():  # the second: a token too many
-        spans[0][0][1] = recorded
-        files.write_rows(tmp_path / "spans.jsonl", [{"step": 1, "spans": spans}])
-        groups = page.read_groups(tmp_path)
-        shown = [[row.get("spans") for row in group] for group in groups]
-        assert shown[0] == shown[2] == [None, None] and shown[1][0] == expected
+    files.write_rows(tmp_path / "spans.jsonl", [{"step": 1, "spans": spans}])
+    shown = [[row.get("spans") for row in group] for group in page.read_groups(tmp_path)]
+    assert shown == [[None, None], spans, [None, None]]
 
 
 @pytest.mark.parametrize(
@@ -179,9 +157,7 @@ def test_spans_are_those_of_the_first_group_with_both_sides(tmp_path):
         ("", "0.124"),  # .05 ln 12
         ("--window 100 --stride 25 --eps .1", "0.461"),
         ("--eps 4 --eps-unit raw", ""),  # over a nbar that differs by group
-        ("--method grpo", ""),
         ("--method shear-cost", ""),
-        ("--method scaled --method-option of=shear --method-option mean1=yes", ""),
     ],
 )
 def test_the_floor_is_the_weight_of_equal_spans(flags, floor, tmp_path):
@@ -193,13 +169,12 @@ def test_the_floor_is_the_weight_of_equal_spans(flags, floor, tmp_path):
     assert note == (f" ({floor}: even equal spans keep a distance)" if floor else "")
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\n", b"no json\n"])
+@pytest.mark.parametrize("content", [b"", b"no json\n"])
 def test_bad_samples_are_one_sentence(tmp_path, assert_refused, content):
     """The file is named, nothing is written, and an old page is left as it was."""
     source = tmp_path / "samples.jsonl"
     out = tmp_path / "credit.html"
-    if content is not None:
-        source.write_bytes(content)
+    source.write_bytes(content)
     out.write_text("old")
     assert_refused(page.main, [tmp_path], str(source))
-    assert out.read_text() == "old" and len(list(tmp_path.iterdir())) == 1 + source.exists()
+    assert out.read_text() == "old"

@@ -82,20 +82,6 @@ def test_answer_places_where_tokens_hold_more_than_the_answer():
     assert tokenizer.convert_ids_to_tokens(ids[start:end]) == ["{\\", "p", "i", "{", "2", "}}"]
 
 
-def test_an_answer_of_bytes_is_whole_and_a_long_one_is_cut():
-    """An answer has all tokens of the character that it starts with.
-
-    Of a box that holds a whole solution, the first ANSWER_TOKENS are taken.
-    """
-    tokenizer = byte_tokenizer()
-    for inside, answer in (("π", "π"), ("12" * 90, "12" * (salience.ANSWER_TOKENS // 2))):
-        text = f"So \\boxed{{{inside}}}"
-        ids = tokenizer(text)["input_ids"]
-        reasoning, start, end = answer_places(tokenizer, encoded(tokenizer, text))[0]
-        assert tokenizer.decode(ids[:reasoning]) == "So "
-        assert tokenizer.decode(ids[start:end]) == answer
-
-
 def test_char_starts_of_characters_in_several_tokens():
     """Bytes of one character start where it does; broken ones do not shift what follows."""
     tokenizer = byte_tokenizer()
