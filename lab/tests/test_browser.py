@@ -163,25 +163,6 @@ def test_the_keyboard_reaches_tokens_lines_groups_and_methods(look):
     assert shown.locator("section").count() == 2
 
 
-def test_it_opens_on_an_error_about_the_middle_and_says_what_is_seen(look):
-    """The page opens on an error about the middle, and buttons change the method over the rollouts.
-
-    Right answers with an error are called right by luck; kinds of errors are shown as words.
-    """
-    shown = look("middle")
-    assert shown.locator("#choice").evaluate("choice => choice.selectedIndex") == 1
-    assert marked(shown, "now") == (2, "d")
-    assert card(shown, 1).locator("h2").text_content().startswith("\u2713 right by luck")
-    assert card(shown, 1).locator(".kind").text_content() == "\u2717 wrong value put in"
-    assert card(shown, 2).locator(".error").all_text_contents() == ["c ", "d", " "]
-    assert shades(shown, 2, 0) == ["0.111"]
-    press(shown, "oracle")
-    assert shades(shown, 2, 1, 2, 4, 5) == ["0.000", "1.000", "1.000", "0.000"]
-    assert marked(shown, "now") == (2, "d")
-    click_at(shown, 2, 5, 6)
-    assert marked(shown, "now") == (2, "f")
-
-
 def test_equal_verdicts_give_no_credit_and_before_stands_beside_after(look):
     """A half of equal verdicts says so; nothing in it is shaded, and its weights count in no scale."""
     shown = look("before and after")

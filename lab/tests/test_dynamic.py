@@ -1,12 +1,10 @@
 """lab/tools/dynamic.py: dynamic sampling."""
 
-from builders.commands import RUN_FLAGS, run_well, words_of
+from builders.commands import words_of
 from builders.runs import ALONE, config_from
 from builders.small_models import save_model
 
-import train
 from grpo import Rollouts
-from harness.files import read_lines
 from harness.load import load_run
 from harness.log import Clock
 from harness.run import Run
@@ -59,14 +57,3 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(tmp_path):
     assert len({problem["problem"] for problem in problems}) == 8
     for ids, mask, text in zip(rollouts.ids, rollouts.mask, rollouts.texts, strict=True):
         assert run.context.tokenizer.decode(ids[mask]).removesuffix("<eos>") == text
-
-
-def test_a_run_logs_the_share_of_replaced_groups(tmp_path, taught):
-    """By the untrained model all are, in each round; by one that solves some, fewer."""
-    flags = "--steps 1 --method grpo --use lab.tools.dynamic:rounds=2 --model"
-    start = save_model(tmp_path / "start", toy.make_model(1, seed=0))
-    for model, name in ((start, "untrained"), (taught, "taught")):
-        run_well(train, RUN_FLAGS, flags, model, "--out", tmp_path, "--name", name)
-    _, untrained, _ = read_lines(tmp_path / "untrained" / "metrics.jsonl")
-    _, some, _ = read_lines(tmp_path / "taught" / "metrics.jsonl")
-    assert untrained["replaced"] == 2 > some["replaced"] > 0

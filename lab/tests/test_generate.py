@@ -96,8 +96,7 @@ def test_sampled_tokens_are_of_the_same_distribution():
     assert table.shape[1] > 8 and chi2_contingency(table).pvalue > 0.01
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_prompt_that_is_read_once_is_answered_as_if_it_were_read_each_time(temperature):
+def test_a_prompt_that_is_read_once_is_answered_as_if_it_were_read_each_time():
     """Tokens are the same for a seed.
 
     Prompts have unlike lengths, groups unlike sizes, and one prompt a single rollout.
@@ -108,7 +107,7 @@ def test_a_prompt_that_is_read_once_is_answered_as_if_it_were_read_each_time(tem
         torch.randint(1, model.config.vocab_size, (size,)).tolist() for size in (70, 64, 90, 3)
     ]
     ids, mask = pad_left([prompts[row] for row in (0, 0, 0, 1, 2, 2, 3, 3, 3, 3)], 0, model.device)
-    limits = dict(max_tokens=20, temperature=temperature, stops=[0], pad=0)
+    limits = dict(max_tokens=20, temperature=1.0, stops=[0], pad=0)
     found = []
     for cache in (None, read_prompts(model, ids, mask)):
         torch.manual_seed(1)

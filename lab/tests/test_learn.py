@@ -5,14 +5,12 @@
 
 import filecmp
 import os
-import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-import torch
 from builders.case_files import ROOT
 
 from lab.learn import cases, check, exercises, hunt
@@ -40,19 +38,15 @@ def test_a_learner_writes_in_a_copy_that_git_ignores(tmp_path, monkeypatch, caps
     """The copy is made once; what is written there is checked, and the exercises stay."""
     monkeypatch.chdir(tmp_path)
     assert f"{check.MINE.parent}/" in (ROOT / ".gitignore").read_text().splitlines()
-    before = check.EXERCISES.read_text()
     check.main(["span_bounds"])
     assert capsys.readouterr().out.startswith("wrote mine/exercises.py")
+    before = check.EXERCISES.read_text()
     assert check.MINE.read_text() == before
-    stub, right = (
-        "    raise NotImplementedError\n",
-        "    import shear\n    return shear.span_bounds(",
+    check.MINE.write_text(
+        "from shear import span_bounds as its\ndef span_bounds(*sizes): return its(*sizes)\n"
     )
-    mine = before.replace(stub, right + "length, window, stride)\n", 1)
-    check.MINE.write_text(mine)
     assert check.main(["span_bounds"]) == 0
-    assert "wrote" not in capsys.readouterr().out
-    assert check.MINE.read_text() == mine and check.EXERCISES.read_text() == before
+    assert "wrote" not in capsys.readouterr().out and check.EXERCISES.read_text() == before
 
 
 def test_the_checker_starts_without_torch(tmp_path):
@@ -87,23 +81,18 @@ def test_a_wrong_solution_is_told_where_it_differs(name, wrong, words):
 def test_a_mistake_is_one_change_of_a_copy(tmp_path, monkeypatch, capsys):
     """Its line still stands in its file, and its test exists."""
     monkeypatch.chdir(tmp_path)
-    assert len(hunt.MISTAKES) == 12
     for mistake in hunt.MISTAKES:
         assert (hunt.ROOT / mistake.file).read_text().count(mistake.was) == 1, mistake.was
         file, _, test = mistake.test.partition("::")
         assert f"def {test}(" in (hunt.ROOT / "tests" / file).read_text()
     hunt.main(["8"])
+    assert hunt.MISTAKES[7].symptom in capsys.readouterr().out
     compared = filecmp.dircmp(hunt.ROOT, "hunts/8")
     assert compared.diff_files == ["shear.py"] and not compared.right_only
-    assert {"train.py", "credit", "tasks", "lab"} <= {*compared.common}
-    assert {"learn", "tests"} <= {
-        *compared.subdirs["lab"].left_only
-    } and "tests" in compared.left_only
-    capsys.readouterr()
-    hunt.main(["8"])
-    assert hunt.MISTAKES[7].symptom in capsys.readouterr().out
+    assert "learn" in compared.subdirs["lab"].left_only and "tests" in compared.left_only
 
 
+@pytest.mark.long  # .ci/hunts runs the tests of all mistakes
 def test_an_answer_s_command_fails_on_the_copy_until_it_is_mended(tmp_path, monkeypatch, capsys):
     """The two commands that an answer prints copy the tests and run the one that fails."""
     monkeypatch.chdir(tmp_path)
@@ -121,30 +110,12 @@ def test_an_answer_s_command_fails_on_the_copy_until_it_is_mended(tmp_path, monk
     assert subprocess.run(testing, shell=True).returncode == 0
 
 
-def test_the_example_of_the_page_prints_what_the_page_says(capsys):
-    """The example of docs/learn.md runs, and the page shows its output."""
-    page = (hunt.ROOT / "docs" / "learn.md").read_text(encoding="utf-8")
-    code, said = re.search(r"```python\n(.*?)```\n\n(.*?)\n\n", page, re.S).groups()
-    exec(code, {})
-    printed = capsys.readouterr().out
-    due, shown = (
-        torch.tensor(list(map(float, re.findall(r"\d\.\d+", text)))) for text in (said, printed)
-    )
-    torch.testing.assert_close(shown, due, rtol=0, atol=2e-3)
-
-
 def test_a_guess_is_here_warm_or_cold(capsys):
     """The line is that of the copy."""
     mistake = hunt.MISTAKES[7]
     text = (hunt.ROOT / mistake.file).read_text()
     line = text[: text.index(mistake.was)].count("\n") + 1
-    for place, said in (
-        (f"shear.py:{line}", "here"),
-        ("shear.py:1", "warm"),
-        ("grpo.py:1", "cold"),
-    ):
+    guesses = {f"shear.py:{line}": "here", "shear.py:1": "warm", "grpo.py:1": "cold"}
+    for place, said in guesses.items():
         hunt.main(["8", "--at", place])
         assert capsys.readouterr().out == f"{said}\n"
-    with pytest.raises(SystemExit, match="2"):
-        hunt.main(["8", "--at", "shear.py"])
-    assert "--at shear.py: give a file and a line" in capsys.readouterr().err

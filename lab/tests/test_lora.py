@@ -33,22 +33,16 @@ def test_an_adapter_starts_as_nothing_and_is_all_that_is_trained(tiny):
 
 
 def test_off_is_the_model_before_and_on_again_after_a_failure(tiny):
-    """Logits are those of before to the bit, and the same parameters can be trained."""
+    """Logits are those of before to the bit, and the adapter alone can be trained."""
     model, _ = tiny
     plain = model(IDS).logits
     moved = add_adapter(model)(IDS).logits
-    trainable = [parameter.requires_grad for parameter in model.parameters()]
     with pytest.raises(ZeroDivisionError), lora.off(model):
         assert torch.equal(model(IDS).logits, plain)
         1 / 0  # noqa: B018 - something fails
     assert torch.equal(model(IDS).logits, moved) and not torch.equal(moved, plain)
-    assert trainable == [parameter.requires_grad for parameter in model.parameters()]
-    part = model.model.layers[0].mlp.up_proj
-    expected = (
-        part.base_layer.weight + part.lora_B["default"].weight @ part.lora_A["default"].weight
-    )
-    acts = lora.merged_weights(model)["model.layers.0.mlp.up_proj.weight"]
-    torch.testing.assert_close(acts, expected)  # W + B A, unscaled
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained and all(".lora_" in name for name in trained)
 
 
 @pytest.mark.parametrize("experts", [False, True])
@@ -74,15 +68,13 @@ def test_a_model_is_merged_weight_by_weight(experts, tiny):
     }
 
 
-@pytest.mark.parametrize("experts", [False, True])
-def test_a_saved_model_needs_no_adapter(experts, tiny, tmp_path):
+def test_a_saved_model_needs_no_adapter(tiny, tmp_path):
     """transformers loads the folder, lacks no weight, finds no other, and says the same.
 
     Nothing moves.
     """
     model, tokenizer = tiny
-    model = add_adapter(small_mixtral() if experts else model)
-    assert experts == any("experts.lora_B" in name for name, _ in model.named_parameters())
+    add_adapter(model)
     before = copy.deepcopy(model.state_dict())
     lora.save_merged(model, tokenizer, tmp_path)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

@@ -11,7 +11,6 @@ import torch
 from builders.case_files import cases
 from builders.commands import run_well
 from builders.rollouts import rollouts_of
-from builders.runs import recipe_with, run_of
 from builders.small_models import byte_tokenizer, save_model, small_config
 from tokenizers import decoders
 from torch.nn.modules.module import register_module_forward_pre_hook
@@ -21,11 +20,9 @@ import lab.tasks  # noqa: F401 - enters the task
 import train
 from credit.tokens import tokens_of
 from grpo import Policy
-from harness import load
 from harness.files import config_of, read_lines
 from lab.tools import warm_up, words
 from rewards import grade_math
-from tasks.task import Task
 
 LAB_CASES = Path(__file__).parent / "cases"
 
@@ -144,20 +141,6 @@ def test_warm_up_teaches_the_form(monkeypatch):
     assert rollouts.prompt_mask[:, -1].all()
     ends = rollouts.ids.gather(1, rollouts.mask.sum(1, keepdim=True) - 1)
     assert (ends == tokenizer.eos_token_id).all()
-
-
-def test_lessons_are_read_by_ranks_whose_model_is_stored_in_another_dtype(tmp_path):
-    """Rank 0 teaches in float32, so that is what all other ranks have."""
-    config = small_config(LlamaConfig, vocab_size=len(byte_tokenizer()))
-    save_model(tmp_path / "start", LlamaForCausalLM(config), byte_tokenizer())
-    stored = LlamaForCausalLM(config).bfloat16()
-    task = Task("words", [], [], None, None)
-    config = recipe_with(task="words", model="M", warmup_steps=1)
-    run = run_of(config, task, stored, byte_tokenizer())
-    run.folder = tmp_path
-    run.parts.lessons = lambda context: lambda model, **options: 0.0
-    load.give_lessons(run)
-    assert run.context.policy.model.dtype == torch.float32
 
 
 def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, capsys):
