@@ -6,7 +6,6 @@ It needs Chromium or Chrome, and `pip install playwright`; otherwise it is skipp
 import math
 import re
 import shutil
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -147,30 +146,16 @@ def test_the_keyboard_reaches_tokens_lines_groups_and_methods(look):
         if shown.evaluate("document.activeElement.className") == "text":
             break
     went = []
-    for key in ("Right", "Right", "Down", "Right", "Up", "Left"):
-        shown.keyboard.press(f"Arrow{key}")
-        went.append(marked(shown, "now")[1])
-    for key in ("End", "Home"):
+    for key in "ArrowRight ArrowRight ArrowDown ArrowRight ArrowUp ArrowLeft End Home".split():
         shown.keyboard.press(key)
         went.append(marked(shown, "now")[1])
     assert went == ["a", "b\n", "c", "d\n", "c", "b\n", "e", "a"]
-    assert "(token 1 of 5) has weight 0:" in foot(shown)
     shown.locator("#next").focus()
     shown.keyboard.press("Enter")
-    assert shown.locator("section").count() == 1 and shown.locator("#next").is_disabled()
+    assert shown.locator("section").count() == 1
     shown.locator("#previous").focus()
     shown.keyboard.press("ArrowLeft")
     assert shown.locator("section").count() == 2
-
-
-def test_equal_verdicts_give_no_credit_and_before_stands_beside_after(look):
-    """A half of equal verdicts says so; nothing in it is shaded, and its weights count in no scale."""
-    shown = look("before and after")
-    press(shown, "before and after")
-    assert "no token gets credit" in shown.locator("h3").last.text_content()
-    left, right = (half.bounding_box() for half in shown.locator(".cards").all())
-    assert left["y"] == right["y"] and left["x"] < right["x"]
-    assert [*shades(shown, 1, 0), *shades(shown, 3, 0)] == ["1.000", "0.000"]
 
 
 def test_controls_are_those_of_training(look):
@@ -209,19 +194,14 @@ def test_hostile_text_is_shown_as_text(look):
     """Hostile text makes no element, script or request anywhere, even without the policy."""
     everything = "".join(HOSTILE)
     flat = [0.5] * len(HOSTILE)
-    rows = []
-    for number, error in enumerate(([1, HOSTILE[2], 3], [0, "__proto__", 1])):
-        about = dict.fromkeys(("problem", "reason", "answer"), everything)
-        about |= dict(score=number, advantage=number - 0.5, first_error=error)
-        row = page_row(HOSTILE, flat, **about, spans=[[0, 9, 0.5, 1 - number, 0, 9]])
-        rows.append(row | {"weights": dict.fromkeys(("shear", *HOSTILE), flat)})
-    shown = look([rows], lambda text: re.sub("<meta http-equiv[^>]*>", "", text))
+    about = dict.fromkeys(("problem", "reason", "answer"), everything)
+    row = page_row(HOSTILE, flat, **about, score=0, advantage=-1, first_error=[1, HOSTILE[2], 3])
+    row["weights"] = dict.fromkeys(("shear", *HOSTILE), flat)
+    shown = look([[row]], lambda text: re.sub("<meta http-equiv[^>]*>", "", text))
     assert not shown.evaluate("window.ran ?? document.title === 'ran'")
-    elements = "[...document.querySelectorAll('*')].map(element => element.localName)"
-    counts = Counter(shown.evaluate(elements))
-    foreign = "img iframe base form input object math link".split()
-    assert not sum(counts[name] for name in foreign)
-    assert (counts["a"], counts["script"], counts["style"]) == (1, 2, 1)  # a: to the paper
+    foreign = "img,iframe,base,form,input,object,math,link"
+    assert not shown.locator(foreign).count()
+    assert shown.locator("script").count() == 2 and shown.locator("style").count() == 1
     plain = "token => token.innerText === '' ? '' : token.textContent"
 
     def told(text):

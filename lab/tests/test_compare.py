@@ -21,7 +21,6 @@ from builders.commands import run_well, words_of
 from builders.runs import config_from
 from scipy import stats
 
-import train
 from credit.rules import RULES
 from harness import files
 from lab.studies import compare, figures
@@ -122,40 +121,32 @@ def test_intervals_are_scipy_s():
 def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monkeypatch, capsys):
     """The file has rows of two stages, the table all columns; then nothing is left to run.
 
-    Evaluations have one noise and their step, and each trial prepares its rule.
+    Evaluations have one noise, and each trial prepares its rule.
     """
-    noise = []
-    steps = []
+    noise = set()
     sampled = compare.sample_and_grade
-    evaluate = train.evaluate
 
     def sample_and_grade(run, problems, *sampling):
-        noise.append(torch.initial_seed())
+        noise.add(torch.initial_seed())
         return sampled(run, problems, *sampling)
 
     monkeypatch.setattr(compare, "sample_and_grade", sample_and_grade)
-    monkeypatch.setattr(
-        train, "evaluate", lambda run: steps.append(run.context.step) or evaluate(run)
-    )
     prepared = []
     prepares = RULES["grpo"]._replace(prepare=lambda run: prepared.append(run.config.seed))
     monkeypatch.setitem(RULES, "grpo", prepares)
     path = tmp_path / "rows.jsonl"
-    arm = f"lora: arca {LORA} --use lab.tools.dynamic:rounds=4"
+    arm = f"lora: arca {LORA}"
     command = [*words_of(SMALL, "--seeds 1 2 --tuning-seeds 7 --rows", path, "--arms"), arm]
     assert compare.main(command) == 0
     printed = capsys.readouterr().out
     rows = files.read_lines(path)
     assert Counter(row["stage"] for row in rows) == dict(tune=2, confirm=4)
     assert {row["code"] for row in rows} == {compare.code_of("grpo"), compare.code_of(arm)}
-    numbers = set()
-    for row in rows:
-        if row["stage"] == "confirm":  # an adapter's rate is ten times the others'
-            numbers.add((row["rule"], row["lr"], *row["rewards"]))
-    assert numbers == {("grpo", 1e-4, 0.5), ("lora", 1e-3, 0.5)}
-    assert set(noise) == {compare.seed_of(seed) for seed in (1, 2)}
-    assert steps == [0, 1] * 4 and sorted(prepared) == [1, 2, 7]
-    assert printed.count("\n") == 2 + 2
+    # an adapter's rate is ten times the others'
+    rates = {(row["rule"], row["lr"]) for row in rows if row["stage"] == "confirm"}
+    assert rates == {("grpo", 1e-4), ("lora", 1e-3)}
+    assert noise == {compare.seed_of(seed) for seed in (1, 2)}
+    assert sorted(prepared) == [1, 2, 7] and printed.count("\n") == 2 + 2
     assert compare.main(command) == 0
     assert capsys.readouterr().out == printed and files.read_lines(path) == rows
 
@@ -163,17 +154,17 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
 def test_trials_of_other_code_or_flags_are_not_added_to(tmp_path, assert_refused):
     """The file stays as it was; rows without a digest are not told apart."""
     path = tmp_path / "rows.jsonl"
-    row = {"rewards": [0.5], "code": compare.code_of("half: scaled --method-option negative=.5")}
-    files.append_rows(path, [row | Trial("tune", "--steps 2", 100, "half", 1e-4)._asdict()])
-    before = path.read_bytes()
+    arm = "half: scaled --method-option negative=.5"
+    trial = Trial("tune", "--steps 2", 100, "half", 1e-4)._asdict()
+    row = trial | {"rewards": [0.5], "code": compare.code_of(arm)}
+    files.write_rows(path, [row])
     flags = ["--rows", path, "--steps", "2", "--arms", "half: scaled --method-option negative=.4"]
     message = "has trials of half by other code or flags; give another file"
     assert_refused(compare.main, flags, message)
-    assert path.read_bytes() == before
-    cell = Cell("--steps 2", ["half: scaled --method-option negative=.5"])
-    compare.refuse_other_code(cell, path)
-    files.write_rows(path, [files.read_lines(path)[0] | {"code": None}])
-    compare.refuse_other_code(cell._replace(arms=["half: grpo"]), path)
+    assert files.read_lines(path) == [row]
+    compare.refuse_other_code(Cell("--steps 2", [arm]), path)
+    files.write_rows(path, [row | {"code": None}])
+    compare.refuse_other_code(Cell("--steps 2", ["half: grpo"]), path)
 
 
 def test_the_digest_is_of_all_code(tmp_path):
@@ -199,19 +190,18 @@ def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, monkeypatch, capsy
     curves = {}
     monkeypatch.setattr(figures, "reward_curves", lambda of_runs, path: curves.update(of_runs))
     held_out = {"greedy": [0.5, 0.1, 8], "sampled": [0.5, None, 8]}
-    after = held_out | {"localisation": {"auc": 0.925}}
-    for name, rewards, ends in ("long", [0.1, 0.2, None], []), ("short", [0.3], [{"after": after}]):
-        rows = [{"before": held_out}]
-        for step, reward in enumerate(rewards, 1):
-            rows.append({"step": step, "reward": reward, "equal_groups": 0, "grad_norm": 0})
+    after = {"after": held_out | {"localisation": {"auc": 0.925}}}
+    step = {"equal_groups": 0, "grad_norm": 0}
+    graded = [step | {"step": 1, "reward": 0.1}, step | {"step": 2, "reward": None}]
+    for name, rows in {"long": graded, "short": [graded[0], after]}.items():
         (tmp_path / name).mkdir()
-        files.append_rows(tmp_path / name / "metrics.jsonl", rows + ends)
+        files.append_rows(tmp_path / name / "metrics.jsonl", [{"before": held_out}, *rows])
     run_well(compare, tmp_path / "long", tmp_path / "short")
     printed = capsys.readouterr().out.splitlines()
     lines = [[cell.strip() for cell in line.split("|")[2:-1]] for line in printed[2:4]]
-    assert lines[0] == ["3", "0.150", "50.0 ± 10.0", "50.0 ± -", "", "", ""]
-    assert lines[1] == ["1", "0.300", *["50.0 ± 10.0", "50.0 ± -"] * 2, "92.5"]
-    assert curves[str(tmp_path / "long")] == [[0.1, 0.2, None]]
+    assert lines[0] == ["2", "0.100", "50.0 ± 10.0", "50.0 ± -", "", "", ""]
+    assert lines[1] == ["1", "0.100", *["50.0 ± 10.0", "50.0 ± -"] * 2, "92.5"]
+    assert curves[str(tmp_path / "long")] == [[0.1, None]]
 
 
 def test_runs_are_drawn_however_long_they_are(tmp_path, monkeypatch):

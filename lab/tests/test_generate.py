@@ -43,30 +43,28 @@ def counted(model) -> list[int]:
 def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatch):
     """Greedy tokens are those of transformers' loop.
 
-    So they are for prompts of unlike lengths, for one row alone, without stop ids, and for prompts
-    that are read once. A cache that cannot drop rows takes transformers' loop. Models that can pack
+    So they are for prompts of unlike lengths, without stop ids, and for prompts that are read once.
+    A cache that cannot drop rows takes transformers' loop. Models that can pack
     do.
     """
     monkeypatch.setattr("lab.fast.generate.SHORT", 0)
     model = family_model(family, **options)
     packing_of(model)
-    inputs = [part[torch.arange(4).repeat_interleave(3)] for part in random_prompts([3, 9, 1, 6])]
-    inputs[0][:, -1] = torch.arange(6, 18)  # the same prompt but for its last token
-    shared = [part[:, :-1].contiguous() for part in inputs]
-    alone = [part[:1] for part in inputs]
-    generate = partial(hf_generate, **LIMITS)
-    endless = partial(generate, stops=[])
-    cases = [(inputs, generate)]
+    ids, mask = (
+        part[torch.arange(4).repeat_interleave(3)] for part in random_prompts([3, 9, 1, 6])
+    )
+    shared = ids[:, :-1].contiguous(), mask[:, :-1].contiguous()
+    ids[:, -1] = torch.arange(6, 18)  # the same prompt but for its last token
+    generate = partial(hf_generate, model, **LIMITS)
     if leaves:  # otherwise both loops are transformers' own
-        cases += [(alone, generate), (inputs, endless), (shared, generate)]
-    for (ids, mask), generate in cases:
-        assert torch.equal(generate(model, ids, mask, loop=live_rows), generate(model, ids, mask))
-    ids, mask = shared
-    read_once = fast_generate(model, ids, mask, **LIMITS)
-    assert torch.equal(read_once, generate(model, ids, mask))
+        assert torch.equal(generate(*shared, loop=live_rows), generate(*shared))
+        endless = partial(generate, ids, mask, stops=[])
+        assert torch.equal(endless(loop=live_rows), endless())
+    assert torch.equal(fast_generate(model, *shared, **LIMITS), generate(*shared))
+    expected = generate(ids, mask)
     rows = counted(model)
-    ids, mask = inputs
-    found = generate(model, ids, mask, loop=live_rows)
+    found = generate(ids, mask, loop=live_rows)
+    assert torch.equal(found, expected)
     ends = torch.isin(found, torch.tensor(LIMITS["stops"])).int().argmax(1)
     assert ends.unique().numel() > 2  # rows end at unlike steps
     assert (rows[-1] < len(found)) == leaves
@@ -115,5 +113,3 @@ def test_a_prompt_that_is_read_once_is_answered_as_if_it_were_read_each_time():
     assert torch.equal(found[0], found[1])
     assert cache.get_seq_length() == 20 + ids.shape[1] - 1  # of a response's last token none
     assert read_prompts(model, ids[:4, -47:], mask[:4, -47:]) is None  # short
-    unlike = [0, 3, 4]
-    assert read_prompts(model, ids[unlike], mask[unlike]) is None

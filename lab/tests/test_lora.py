@@ -62,10 +62,6 @@ def test_a_model_is_merged_weight_by_weight(experts, tiny):
     assert all(torch.equal(weight, expected[name]) for name, weight in weights.items())
     plain = {weight.data_ptr() for weight in model.state_dict().values()}
     assert on_cpu == {name for name in weights if weights[name].data_ptr() not in plain}
-    assert {name.split(".")[-2] for name in on_cpu} >= {
-        "q_proj",
-        "experts" if experts else "up_proj",
-    }
 
 
 def test_a_saved_model_needs_no_adapter(tiny, tmp_path):

@@ -14,18 +14,6 @@ from grpo import rollout
 from harness import models
 from lab.tools import smollm2 as command
 
-NAMES = {  # of a layer's weights in a GGUF file
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
 
 @pytest.fixture(scope="module")
 def llama():
@@ -52,7 +40,6 @@ def gguf_path(llama, tmp_path_factory) -> Path:
 
 def write_gguf(path: Path, model, tokenizer) -> None:
     config = model.config
-    weights = model.state_dict()
     heads = config.num_attention_heads
     shared = config.num_key_value_heads
     writer = gguf.GGUFWriter(path, "llama")
@@ -71,22 +58,16 @@ def write_gguf(path: Path, model, tokenizer) -> None:
     writer.add_token_types([3] + [1] * (len(vocab) - 1))  # the first is special
     writer.add_token_merges(["i n"])
     writer.add_eos_token_id(0)
-    named = {
-        "token_embd.weight": "model.embed_tokens.weight",
-        "output_norm.weight": "model.norm.weight",
-    }
-    for layer in range(config.num_hidden_layers):
-        named |= {
-            f"blk.{layer}.{ours}.weight": f"model.layers.{layer}.{name}.weight"
-            for ours, name in NAMES.items()
-        }
-    for name, key in named.items():
-        values = weights[key].numpy()
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for key, weight in model.state_dict().items():
+        if key == "lm_head.weight":  # tied
+            continue
+        name = names.get_name(key, try_suffixes=(".weight",))
+        values = weight.numpy()
         if "attn_q" in name or "attn_k" in name:  # GGUF has the halves of rotary pairs side by side
             count = heads if "attn_q" in name else shared
-            values = (
-                values.reshape(count, 2, -1, values.shape[1]).swapaxes(1, 2).reshape(values.shape)
-            )
+            pairs = values.reshape(count, 2, -1, values.shape[1]).swapaxes(1, 2)
+            values = pairs.reshape(values.shape)
         kind = gguf.GGMLQuantizationType.Q8_0 if values.ndim == 2 else gguf.GGMLQuantizationType.F32
         writer.add_tensor(name, gguf.quants.quantize(values, kind), raw_dtype=kind)
     writer.write_header_to_file()
