@@ -40,10 +40,12 @@ FIGURES = {"fig_1a", "fig_1b", "fig_3", "fig_9", "fig_10"}
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch, request):
-    """Pictures that are quickly written, or drawn alone where no run is to leave them."""
+    """Pictures are drawn and left empty, but for one test in which one is quickly written."""
     monkeypatch.setitem(figures.rcParams, "savefig.dpi", 20)
-    if not {"taught", "qwen_folder"} & set(request.fixturenames):
-        monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path, **options: None)
+    if "qwen_folder" not in request.fixturenames:
+        monkeypatch.setattr(
+            figures.Figure, "savefig", lambda figure, path, **options: Path(path).touch()
+        )
 
 
 def table(rows: list[tuple]) -> pd.DataFrame:
@@ -319,7 +321,7 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(
     assert "left out: Figs. 1, 3, 9" in printed
     assert {path.stem for path in out.glob("*.png")} == {"fig_10"}
     assert results["fig_10"] == {"mixed": 2 / 3, "accuracies": [0.5, 1], "groups": [2, 1]}
-    assert results["mixed_groups"] == 1 and not {"fig_1a", "methods"} & results.keys()
+    assert not {"fig_1a", "methods"} & results.keys()
     right, wrong = files.read_lines(out / "samples.jsonl")
     assert (right["score"], wrong["score"], wrong["response"]) == (1, 0, TEXT.format(1))
     assert "".join(wrong["tokens"]) == TEXT.format(1)

@@ -146,7 +146,7 @@ def test_no_token_of_a_rollout_without_verdict_has_a_step(pair):
     results = score_steps(pair, ["?"] * 3, rollouts, turns_tokenizer(), "\n\n", 1000)
     whole = scored(pair, TEXTS[:3], ["?"] * 3)
     assert_close([good for good, _ in results], [good for good, _ in whole])
-    assert [len(step) for _, step in results] == rollouts.lengths
+    assert [len(step) for _, step in results] == rollouts.mask.sum(1).tolist()
 
 
 @pytest.mark.parametrize("spelt", ["<extra<extra_0>_0>", "<extra_0>\n\n<extra_0>"])
@@ -179,14 +179,14 @@ def test_folders_that_cannot_score_steps_are_refused(tmp_path):
     model = ProcessRewardModel(config)
     whole = turns_tokenizer(SEPARATOR)
     losing = CHAT_TEMPLATE.replace("m['content']", "m['content'][:30]")
-    for parts, reason in (
-        ((Qwen2ForCausalLM(config), whole), r"not those of its config.json: score"),
-        ((model, turns_tokenizer(SEPARATOR, template=None)), "no chat template"),
-        ((model, turns_tokenizer(SEPARATOR, template=losing)), "1 separators of 2 steps"),
+    for name, parts, reason in (
+        ("causal", (Qwen2ForCausalLM(config), whole), "not those of its config.json: score"),
+        ("plain", (model, turns_tokenizer(SEPARATOR, template=None)), "no chat template"),
+        ("losing", (model, turns_tokenizer(SEPARATOR, template=losing)), "1 separators of 2 steps"),
     ):
-        save_model(tmp_path, *parts)
-        with pytest.raises(BadInput, match=f"^--method-option model {tmp_path}: .*{reason}"):
-            load_reward_model(str(tmp_path), DEVICE, torch.float32)
+        folder = save_model(tmp_path / name, *parts)
+        with pytest.raises(BadInput, match=f"^--method-option model {folder}: .*{reason}"):
+            load_reward_model(folder, DEVICE, torch.float32)
 
 
 def test_toy_prm_tells_right_lines_from_wrong_ones():

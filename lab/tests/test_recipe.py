@@ -54,7 +54,7 @@ sys.argv = ["lab/studies/compare.py", "--jobs", "modell"]
 try:
     runpy.run_path(sys.argv[0], run_name="__main__")
 except SystemExit as end:
-    print("status", end.code, {"torch", "transformers", "numpy"} & set(sys.modules))
+    print("status", end.code, {"torch", "transformers"} & set(sys.modules))
 """
 
 

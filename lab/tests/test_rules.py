@@ -141,16 +141,6 @@ def test_credit_of_blocks_is_credit_of_the_batch(rule, told):
     assert batch.metrics == pytest.approx(told.metrics, rel=1e-4)
 
 
-def test_a_metric_is_the_mean_over_all_that_it_is_of(told):
-    """Three values of two blocks or ranks have one mean, not the mean of two means."""
-    told.token_advantages = told.log_probs
-    one = replace(told, stats={})
-    other = replace(told, stats={})
-    one.log("iterations", torch.tensor([1.0, 2.0]))
-    other.log("iterations", torch.tensor([6.0]))
-    assert Batch.cat([one, other]).metrics == {"iterations": 3.0}
-
-
 @pytest.mark.parametrize("rule", [*RULES])
 def test_a_rule_can_be_scaled(rule, told):
     """At factors of 1 it stays; `negative` is a factor of wrong rollouts alone."""

