@@ -21,6 +21,8 @@ from lab.rules.controls import oracle
 from lab.tools import page
 from tasks.toy import FirstError
 
+WAIT_MS = 300_000  # a busy machine is slow
+
 
 def groups_of(name):
     """The groups of a page in lab/tests/cases/pages.jsonl."""
@@ -44,7 +46,8 @@ def chromium():
     if not program:
         pytest.skip("no chromium, chromium-browser or google-chrome on the path")
     with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        options = dict(executable_path=program, args=["--no-sandbox"], timeout=WAIT_MS)
+        browser = driver.chromium.launch(**options)
         yield browser
         browser.close()
 
@@ -67,6 +70,7 @@ def look(chromium, tmp_path):
         groups = groups_of(groups) if isinstance(groups, str) else groups
         path.write_text(change(page.as_html(groups, "title")))
         shown = chromium.new_page(viewport={"width": 1200, "height": 800})
+        shown.set_default_timeout(WAIT_MS)
         shown.on("request", lambda request: asked.add(request.url))
         shown.on("requestfailed", forget)
         shown.on("pageerror", lambda error: said.append(str(error)))

