@@ -56,7 +56,6 @@ def test_a_grid_grows_until_its_best_rate_is_inside():
     rates = [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0]
     for curves, low, high in (
         ({}, 1, 4),
-        ({1.0: 0.1, 2.0: 0.3, 4.0: 0.2}, 1, 4),
         ({1.0: 0.4, 2.0: 0.3, 4.0: 0.2}, 0.5, 4),
         ({rate: rate for rate in rates[2:]}, 1, 16),
         ({rate: -rate for rate in rates[:5]}, 0.25, 4),

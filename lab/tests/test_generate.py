@@ -44,8 +44,7 @@ def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatc
     """Greedy tokens are those of transformers' loop.
 
     So they are for prompts of unlike lengths, without stop ids, and for prompts that are read once.
-    A cache that cannot drop rows takes transformers' loop. Models that can pack
-    do.
+    A cache that cannot drop rows takes transformers' loop. Models that can pack do pack.
     """
     monkeypatch.setattr("lab.fast.generate.SHORT", 0)
     model = family_model(family, **options)

@@ -39,11 +39,16 @@ def test_localisation_against_a_loop_over_all_pairs():
     wrong_step[start[:, 0] < 0] = -1
     tokens = []
     for row, at in mask.nonzero().tolist():
-        begin, end, wrong = wrong_step[row].tolist()
+        begin, end, first_wrong = wrong_step[row].tolist()
         if begin < 0:
             continue
-        part = "before" if at < begin else "step" if at < end else "after"
-        tokens.append((at, weights[row, at].item(), part, at >= wrong))
+        if at < begin:
+            part = "before"
+        elif at < end:
+            part = "step"
+        else:
+            part = "after"
+        tokens.append((at, weights[row, at].item(), part, at >= first_wrong))
     table = pd.DataFrame(tokens, columns=["at", "weight", "part", "is_wrong"])
     pairs = table.merge(table, how="cross", suffixes=("", "_other"))
     pairs["won"] = (pairs.weight > pairs.weight_other) + 0.5 * (pairs.weight == pairs.weight_other)
