@@ -34,7 +34,6 @@ def counted(model) -> list[int]:
     [
         ("qwen2", WINDOW, True),
         ("llama", {}, True),
-        ("mistral", dict(sliding_window=8), True),
         ("gemma3_text", HYBRID, True),
         ("lfm2", CONVOLUTION, False),
         ("falcon_h1", MAMBA, False),  # its layers hold keys and values, and states beside them
