@@ -1,7 +1,5 @@
 """lab/studies/bench.py: everyone solves the same problem, and the command prints what it measured."""
 
-from functools import partial
-
 import pytest
 import torch
 from builders.commands import run_well
@@ -10,7 +8,6 @@ from credit.settings import Shear
 from lab.studies import bench
 from lab.studies.bench import synthetic
 from shear import two_sides
-from tasks.errors import BadInput
 
 CPU = torch.device("cpu")
 
@@ -46,34 +43,3 @@ def test_the_command_prints_a_table_per_group(small, capsys):
     assert printed.count("POT `ot.batch.solve_batch`") == 2
     walks = "random walks, G 3, T 120, d 8: spans of 100 every 25, 8 pairs; peers solve 2"
     assert walks in printed
-
-
-def test_a_pair_is_measured_however_wide_the_spans(small, capsys):
-    """`--pairs` counts pairs of 100 x 100, of which wide ones have many."""
-    group = synthetic(2, 4, 150, CPU)._replace(shear=Shear(120, 30))
-    bench.print_table(group, bench.Bench(pairs=1, rounds=1))
-    assert "peers solve 1\n" in capsys.readouterr().out
-
-
-def test_responses_without_a_whole_span_are_refused(small):
-    """A response of 5 tokens has no whole span of 6; its span would be filled up."""
-    group = synthetic(2, 8, 6, CPU)
-    group.mask[1, 5] = False
-    with pytest.raises(BadInput, match="no span of 100 tokens is full on both sides"):
-        bench.print_table(group, bench.Bench(rounds=1))
-
-
-def test_loops_solve_few_pairs_and_batches_all(small, monkeypatch):
-    """Seconds of both are scaled to all pairs."""
-    solved: dict[str, int] = {}
-
-    def peer(name: str, pairs: bench.Pairs) -> torch.Tensor:
-        solved[name] = len(pairs.costs)
-        return pairs.costs.mean((1, 2))
-
-    many = synthetic(4, 8, 60, CPU)._replace(shear=Shear(6, 3))
-    monkeypatch.setattr(bench, "PEERS", {name: partial(peer, name) for name in bench.PEERS})
-    bench.print_table(many, bench.Bench(pairs=10**6, rounds=1))
-    full = max(solved.values())
-    assert full > bench.LOOPED
-    assert solved == {name: bench.LOOPED if "a loop" in name else full for name in bench.PEERS}

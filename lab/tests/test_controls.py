@@ -3,7 +3,6 @@
 import functools
 import math
 import random
-from dataclasses import replace
 
 import pytest
 import torch
@@ -73,12 +72,11 @@ def test_cliff(prefix):
     it keeps A. A second group has another share of right ones and a b of its own; one of equal
     verdicts gets nothing.
     """
-    errors = {"right": 99, "a": 3, "b": 0, "?": None}
-    texts = ["right", "a", "?", "b", "right", "b", "b", *["right"] * 4, *["a"] * 7]
+    first_wrong = [99, 3, None, 0, 99, 0, 0, *[99] * 4, 3, *[3] * 6]  # None: not known
     batch = random_batch([[1, 0, 0, 0, 1, math.nan], [0, 1, 1, 1, 1, 0], [0] * 6])
 
     def first_error(problem, tokens):
-        place = errors[texts[int(tokens[0])]]
+        place = first_wrong[int(tokens[0])]
         return None if place is None else toy.FirstError(place, "copy", place + 1)
 
     task = Task("embedded", [], [], None, None, first_error=first_error)
@@ -87,10 +85,10 @@ def test_cliff(prefix):
     expected = batch.A * batch.mask
     for group, mu in ((range(6), 2 / 5), (range(6, 12), 4 / 6)):
         sigma = math.sqrt(mu * (1 - mu))
-        moved = [i for i in group if texts[i] != "?"]
+        moved = [i for i in group if first_wrong[i] is not None]
         for i in moved:
-            share = 1 if texts[i] == "right" else prefix
-            before = torch.arange(10) < errors[texts[i]]
+            share = 1 if first_wrong[i] == 99 else prefix
+            before = torch.arange(10) < first_wrong[i]
             expected[i] = torch.where(before, share * (1 - mu), -mu) / sigma * batch.mask[i]
         shift = expected[group].sum() / batch.mask[moved].sum()
         expected[moved] -= shift * batch.mask[moved]
@@ -98,21 +96,17 @@ def test_cliff(prefix):
     assert_close(ours, expected, atol=1e-6, rtol=1e-5)
 
 
-def test_true_errors_and_the_oracle(told):
-    """Wrong rollouts keep A on their first wrong step alone, or on all tokens if none is known."""
+def test_true_errors(told):
+    """Places of the first error and of the wrong step are those of the task's verifier."""
     problem = told.problems[0]
     careful = toy.demonstrate(problem, random.Random(0), careless=False)
     digit = str((int(careful[10]) + 1) % 10)
     texts = [careful, careful[:10] + digit + careful[11:], careful, careful]
     rollouts = rollouts_of(told.tokenizer, [problem["problem"]] * 4, texts)
     batch = batch_of(torch.tensor([1.0, 0, 0, 1]), rollouts, 4, problems=[problem])
-    batch = replace(told, **vars(batch))
     places = batch.true_errors(told.task, told.tokenizer)
     assert places.tolist() == [[-1, -1], [0, 12], [-1, -1], [-1, -1]]
     assert wrong_steps(batch, told)[1].tolist() == [0, 12, 10]
-    expected = 1.0 * rollouts.mask
-    expected[1, 12:] = 0
-    assert torch.equal(weights_of("oracle", batch), expected)
 
 
 def test_the_oracle_can_keep_the_sum_of_a_rollout():
@@ -147,11 +141,9 @@ def test_position_and_random_are_what_they_say(told):
     weights = weights_of("position", told)[0, :length]
     assert_close(weights, torch.arange(1, length + 1) / length)
     weights = weights_of("random", told)[0, :length]
-    assert all(len(run.unique()) == 1 for run in weights.split(6))
-    assert len(weights.unique()) == -(-length // 6)
+    runs = weights.split(6)
+    assert all(len(run.unique()) == 1 for run in runs) and len(weights.unique()) == len(runs)
     assert weights.min() >= 0 and weights.max() <= 2
-    many = weights_of("random", told, window=1, stride=1)[:4]
-    assert many[told.mask[:4]].mean() == pytest.approx(1, abs=0.2)
 
 
 def test_shuffle_keeps_each_rollout_s_weights_and_not_their_places():
@@ -189,11 +181,7 @@ def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
     ]
     assert ours.unique().tolist() == [0, 1] and ours[4:].min() == 1
     assert assign("first", batch, "threshold=2.0")[1:4].abs().max() == 0
-    starts = set()
-    for seed in range(8):
-        torch.manual_seed(seed)
-        moved = -assign("first", batch, "place=random")
-        assert torch.equal(moved.sum(1), ours.sum(1))  # as many tokens, within the response
-        assert all(row.diff().count_nonzero() <= 2 for row in moved[1:4])  # side by side
-        starts.add(int(moved[1].nonzero()[0]))
-    assert len(starts) > 2
+    moved = -assign("first", batch, "place=random")
+    assert torch.equal(moved.sum(1), ours.sum(1))  # as many tokens, within the response
+    assert all(row.diff().count_nonzero() <= 2 for row in moved[1:4])  # side by side
+    assert not torch.equal(moved, ours)

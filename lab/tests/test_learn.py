@@ -5,14 +5,10 @@
 
 import filecmp
 import os
-import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-import torch
 from builders.case_files import ROOT
 
 from lab.learn import cases, check, exercises, hunt
@@ -40,19 +36,15 @@ def test_a_learner_writes_in_a_copy_that_git_ignores(tmp_path, monkeypatch, caps
     """The copy is made once; what is written there is checked, and the exercises stay."""
     monkeypatch.chdir(tmp_path)
     assert f"{check.MINE.parent}/" in (ROOT / ".gitignore").read_text().splitlines()
-    before = check.EXERCISES.read_text()
     check.main(["span_bounds"])
     assert capsys.readouterr().out.startswith("wrote mine/exercises.py")
+    before = check.EXERCISES.read_text()
     assert check.MINE.read_text() == before
-    stub, right = (
-        "    raise NotImplementedError\n",
-        "    import shear\n    return shear.span_bounds(",
+    check.MINE.write_text(
+        "from shear import span_bounds as its\ndef span_bounds(*sizes): return its(*sizes)\n"
     )
-    mine = before.replace(stub, right + "length, window, stride)\n", 1)
-    check.MINE.write_text(mine)
     assert check.main(["span_bounds"]) == 0
-    assert "wrote" not in capsys.readouterr().out
-    assert check.MINE.read_text() == mine and check.EXERCISES.read_text() == before
+    assert "wrote" not in capsys.readouterr().out and check.EXERCISES.read_text() == before
 
 
 def test_the_checker_starts_without_torch(tmp_path):
@@ -69,9 +61,7 @@ def test_the_checker_starts_without_torch(tmp_path):
 @pytest.mark.parametrize(
     "name, wrong, words",
     [
-        ("sinkhorn_potentials", lambda C, *rest: (C[:, 0], C[0]), "one iteration: Tensor-likes are not close!\n  got (tensor([0."),
         ("span_bounds", lambda *sizes: span_bounds(*sizes)[:-1], "mismatch: 4 != 5\n  got [(0, 12)"),
-        ("closest_distances", lambda costs, *rest: costs[0], "'torch.Tensor'> and <class 'tuple'>"),
         ("token_weights", lambda distances, spans: distances.new_zeros(int(spans.tokens.max()) + 1).scatter_reduce(
             0, spans.tokens.flatten(), distances[:, None].expand(spans.tokens.shape).flatten(), "amax"),
             "padding that points at another"),
@@ -87,50 +77,26 @@ def test_a_wrong_solution_is_told_where_it_differs(name, wrong, words):
 def test_a_mistake_is_one_change_of_a_copy(tmp_path, monkeypatch, capsys):
     """Its line still stands in its file, and its test exists."""
     monkeypatch.chdir(tmp_path)
-    assert len(hunt.MISTAKES) == 12
     for mistake in hunt.MISTAKES:
         assert (hunt.ROOT / mistake.file).read_text().count(mistake.was) == 1, mistake.was
         file, _, test = mistake.test.partition("::")
         assert f"def {test}(" in (hunt.ROOT / "tests" / file).read_text()
     hunt.main(["8"])
+    assert hunt.MISTAKES[7].symptom in capsys.readouterr().out
     compared = filecmp.dircmp(hunt.ROOT, "hunts/8")
     assert compared.diff_files == ["shear.py"] and not compared.right_only
-    assert {"train.py", "credit", "tasks", "lab"} <= {*compared.common}
-    assert {"learn", "tests"} <= {
-        *compared.subdirs["lab"].left_only
-    } and "tests" in compared.left_only
-    capsys.readouterr()
-    hunt.main(["8"])
-    assert hunt.MISTAKES[7].symptom in capsys.readouterr().out
+    assert "learn" in compared.subdirs["lab"].left_only and "tests" in compared.left_only
 
 
-def test_an_answer_s_command_fails_on_the_copy_until_it_is_mended(tmp_path, monkeypatch, capsys):
-    """The two commands that an answer prints copy the tests and run the one that fails."""
+def test_an_answer_names_the_lines_and_the_test(capsys, tmp_path, monkeypatch):
+    """The printed command copies the tests into the copy; `.ci/hunts` runs them."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(hunt.ROOT / "tests", "tests")
-    shutil.copy(hunt.ROOT / "pyproject.toml", ".")
+    mistake = hunt.MISTAKES[0]
     hunt.main(["1"])
-    capsys.readouterr()
     hunt.main(["1", "--answer"])
-    copying, testing = capsys.readouterr().out.splitlines()[-2:]
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"  # `python` is this one
-    monkeypatch.setenv("PATH", path)
-    assert subprocess.run(copying, shell=True).returncode == 0
-    assert subprocess.run(testing, shell=True).returncode == 1
-    shutil.copy(hunt.ROOT / "shear.py", "hunts/1")
-    assert subprocess.run(testing, shell=True).returncode == 0
-
-
-def test_the_example_of_the_page_prints_what_the_page_says(capsys):
-    """The example of docs/learn.md runs, and the page shows its output."""
-    page = (hunt.ROOT / "docs" / "learn.md").read_text(encoding="utf-8")
-    code, said = re.search(r"```python\n(.*?)```\n\n(.*?)\n\n", page, re.S).groups()
-    exec(code, {})
     printed = capsys.readouterr().out
-    due, shown = (
-        torch.tensor(list(map(float, re.findall(r"\d\.\d+", text)))) for text in (said, printed)
-    )
-    torch.testing.assert_close(shown, due, rtol=0, atol=2e-3)
+    assert f"- {mistake.was}" in printed and f"+ {mistake.now}" in printed
+    assert f"cd hunts/1 && python -m pytest -n 0 tests/{mistake.test}" in printed
 
 
 def test_a_guess_is_here_warm_or_cold(capsys):
@@ -138,13 +104,7 @@ def test_a_guess_is_here_warm_or_cold(capsys):
     mistake = hunt.MISTAKES[7]
     text = (hunt.ROOT / mistake.file).read_text()
     line = text[: text.index(mistake.was)].count("\n") + 1
-    for place, said in (
-        (f"shear.py:{line}", "here"),
-        ("shear.py:1", "warm"),
-        ("grpo.py:1", "cold"),
-    ):
+    guesses = {f"shear.py:{line}": "here", "shear.py:1": "warm", "grpo.py:1": "cold"}
+    for place, said in guesses.items():
         hunt.main(["8", "--at", place])
         assert capsys.readouterr().out == f"{said}\n"
-    with pytest.raises(SystemExit, match="2"):
-        hunt.main(["8", "--at", "shear.py"])
-    assert "--at shear.py: give a file and a line" in capsys.readouterr().err

@@ -17,40 +17,28 @@ def test_the_papers_numbers_average_to_what_it_prints():
     All 126 numbers were compared with its text.
     """
     wrong = []
-    counted = 0
     for backbone, methods in paper_tables.PAPER_TABLES.items():
         for (method, printed), (suite, names) in product(methods.items(), SUITES.items()):
             if suite in printed:
-                counted += 1
                 mean = sum(printed[name][0] for name in names) / 5
                 if abs(mean - printed[suite][0]) > 0.11:
                     wrong.append((backbone, method, suite))
     own = "PRM(Reshape adv.)", "SHEAR"
     assert wrong == [("Qwen2.5-Math-7B", method, "math") for method in own]
-    assert counted == 15 + 6
     digest = hashlib.sha256(json.dumps(paper_tables.PAPER_TABLES).encode()).hexdigest()
     assert digest.startswith("1ad2e0252d33")
-    assert suite_of([*SUITES["math"], "math", "x"]) == ""
 
 
 @pytest.mark.parametrize(
     "name, backbone",
     [
         ("Qwen/Qwen2.5-14B", "Qwen2.5-14B-Base"),
-        ("models/qwen2.5-14b-base/", "Qwen2.5-14B-Base"),
         ("Qwen/Qwen2.5-Math-7B", "Qwen2.5-Math-7B"),
-        ("Qwen/Qwen2.5-Coder-7B", "Qwen2.5-Coder-7B"),
-        ("meta-llama/Llama-3.1-8B-Instruct", "Llama3.1-8B-Instruct"),
         ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama3.1-8B-Instruct"),
         ("Qwen/Qwen2.5-7B", None),
         ("Qwen/Qwen2.5-14B-Instruct", None),
-        ("Qwen/Qwen2.5-14B-Instruct-1M", None),
-        ("Qwen/Qwen2.5-Math-7B-Instruct", None),
-        ("Qwen/Qwen2.5-Coder-7B-Instruct", None),
-        ("Qwen/Qwen2.5-Math-PRM-7B", None),
         ("deepseek-ai/DeepSeek-R1-Distill-Qwen2.5-Math-7B", None),
         ("Qwen2.5-Math-7B/mine", None),
-        ("meta-llama/Llama-3.1-8B", None),
     ],
 )
 def test_the_paper_s_numbers_stand_beside_its_own_models_alone(name, backbone):
@@ -61,7 +49,7 @@ def test_the_paper_s_numbers_stand_beside_its_own_models_alone(name, backbone):
 def test_the_paper_s_average_of_a_suite_is_the_one_that_it_prints():
     """It stands beside the average of exactly these benchmarks, and nothing beside others."""
     assert suite_of(reversed(SUITES["math"])) == "math"
+    assert suite_of([*SUITES["math"], "math", "x"]) == ""
     cells = paper_means("Qwen2.5-Math-7B", "math")
     assert cells == {"GRPO †": "49.6", "SHEAR †": "51.2"}
     assert paper_means("Qwen2.5-Math-7B", "") == {"GRPO †": "-", "SHEAR †": "-"}
-    assert paper_means(None, "math") == {}

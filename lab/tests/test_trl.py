@@ -95,17 +95,17 @@ def parallel(cp: bool, sp: bool) -> SimpleNamespace:
 @pytest.mark.parametrize(
     "changes, message",
     [
-        (
-            dict(importance_sampling_level="sequence"),
-            "importance_sampling_level='sequence' gives all tokens",
-        ),
+        (dict(importance_sampling_level="sequence"), "level='sequence' gives all tokens"),
         (dict(accelerator=parallel(True, False)), "cp_size and sp_size must be 1"),
         (dict(accelerator=parallel(False, True)), "cp_size and sp_size must be 1"),
         (dict(_is_vlm=True), "a model of text alone"),
     ],
 )
 def test_what_would_lose_credit_is_refused(changes, message, monkeypatch):
-    """One ratio a sequence, states on several processes and images are refused in a sentence."""
+    """One ratio a sequence, states on several processes and images are refused in a sentence.
+
+    So is a stride above the window, before a model is loaded.
+    """
 
     def init(self, *args, **kwargs):
         usual = dict(importance_sampling_level="token", _is_vlm=False)
@@ -114,10 +114,6 @@ def test_what_would_lose_credit_is_refused(changes, message, monkeypatch):
     monkeypatch.setattr(GRPOTrainer, "__init__", init)
     with pytest.raises(ValueError, match=message):
         ShearGRPOTrainer()
-
-
-def test_a_stride_that_leaves_tokens_out_is_refused():
-    """A stride above the window is refused before a model is loaded."""
     with pytest.raises(ValueError, match="stride must be between 1 and the window"):
         ShearGRPOTrainer(window=5, stride=6)
 
@@ -157,12 +153,9 @@ def test_a_reward_that_is_never_right_is_told_once():
     ]
     rows = next(iter(trainer.get_train_dataloader()))
     with pytest.warns(UserWarning) as told:
-        batches = [trainer._generate_and_score_completions(rows) for _ in range(2)]
+        for _ in range(2):
+            trainer._generate_and_score_completions(rows)
     assert sum("above threshold=0.5" in str(warning.message) for warning in told) == 1
-    for batch in batches:
-        inside = batch["completion_mask"].bool()
-        means = [row[own].unique() for row, own in zip(batch["advantages"], inside, strict=True)]
-        assert all(len(values) == 1 for values in means) and torch.cat(means).any()
     trainer.threshold = 0.25
     trainer._generate_and_score_completions(rows)
     *alike, weighed = trainer._metrics["train"]["shear/weight"]
@@ -205,15 +198,9 @@ def test_graders_are_reward_functions():
 @pytest.mark.parametrize(
     "completion, answer, reward",
     [
-        ([], "7", 0.0),
         ([{"role": "assistant", "content": None, "tool_calls": [{}]}], "7", 0.0),
-        ([{"role": "assistant", "tool_calls": [{}]}], "7", 0.0),
-        ([{"role": "assistant", "content": []}], "7", 0.0),
         ([{"content": [{"type": "text", "text": r"\boxed"}, {"type": "text", "text": "{7}"}]}], "7", 1.0),
-        ([{"content": [{"type": "image"}, {"type": "text", "text": r"\boxed{8}"}]}], "7", 0.0),
-        (r"\boxed{7}", 7, 1.0),
         (r"\boxed{8}", 7, 0.0),
-        (r"\boxed{7}", 7.0, 1.0),
         (r"\boxed{0.00005}", 5e-05, 1.0),
         (r"\boxed{7}", "3+4=<<3+4=7>>7\n#### 7", 1.0),
     ],

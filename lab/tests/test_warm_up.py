@@ -34,14 +34,10 @@ def test_lessons_show_solutions_of_what_is_trained_on(flags):
     assert dict(shown).keys() == trained_on - {"0?"}
 
 
-def test_lessons_without_solutions_are_refused(flags, tmp_path, assert_refused):
-    """Asked for by --warmup-steps, they would be left out in silence."""
+def test_lessons_without_solutions_or_steps_are_refused(flags, tmp_path, assert_refused):
+    """Asked for, they would be left out in silence."""
+    words = [*flags, "--warmup-steps", "0"]
+    assert_refused(train.main, words, "lab.tools.warm_up: gives lessons; add --warmup-steps")
     append_rows(tmp_path / "bare.jsonl", [{"problem": f"{i}?", "answer": "1"} for i in range(9)])
     words = [*flags, "--data", str(tmp_path / "bare.jsonl")]
     assert_refused(train.main, words, "lab.tools.warm_up", '"solution"')
-
-
-def test_lessons_without_steps_are_refused(flags, assert_refused):
-    """The module would do nothing in silence."""
-    words = [*flags, "--warmup-steps", "0"]
-    assert_refused(train.main, words, "lab.tools.warm_up: gives lessons; add --warmup-steps")
