@@ -153,6 +153,8 @@ class Trial(NamedTuple):
 OUTCOMES = (
     "curve sampled weight_mean ess before.auc after.auc before.auc_step after.auc_step".split()
 )
+# Rules by the names that they had when rows were written.
+NOW_CALLED = {"opo": "opo-energy"}
 COLUMNS = [*Trial._fields, *OUTCOMES, "code", "rewards"]
 
 
@@ -250,9 +252,13 @@ def draw(runs: Sequence[str]) -> None:
 
 
 def trials_in(path: Path) -> pd.DataFrame:
-    """A row per finished trial, with COLUMNS; NaN is what its stage does not measure."""
+    """A row per finished trial, with COLUMNS; NaN is what its stage does not measure.
+
+    Rules have today's names.
+    """
     lines = files.read_lines(path) if os.path.lexists(path) else []
     trials = pd.json_normalize(lines, max_level=1).reindex(columns=COLUMNS)
+    trials["rule"] = trials["rule"].replace(NOW_CALLED)
     # the mean over the steps; one in which nothing could be graded, null, does not count
     trials["curve"] = [pd.Series(rewards, dtype=float).mean() for rewards in trials["rewards"]]
     return trials

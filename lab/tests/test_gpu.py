@@ -111,9 +111,9 @@ def test_the_gradient_test_compares_rules(tmp_path):
     """Gradients of the weights in bfloat16 give finite rows, and D of `grpo` is 0."""
     rows = tmp_path / "rows.jsonl"
     sizes = f"{SIZES} --dtype bfloat16 --batches 3 --reference 2"
-    run_well(gradient_test, sizes, "--arms grpo shear opo --rows", rows)
+    run_well(gradient_test, sizes, "--arms grpo shear opo-energy --rows", rows)
     found = {row["arm"]: row["D"] for row in files.read_lines(rows)}
-    assert set(found) == {"grpo", "shear", "opo"} and all(map(math.isfinite, found.values()))
+    assert set(found) == {"grpo", "shear", "opo-energy"} and all(map(math.isfinite, found.values()))
     assert found["grpo"] == 0
 
 
