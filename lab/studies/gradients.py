@@ -59,7 +59,7 @@ from tasks.errors import BadInput
 COLUMNS = {"cos": ".3f", "D": "+.3f", "half": ".3f"}  # of the table, with their formats
 COLUMNS |= {"D_adam": "+.3f", "half_adam": ".3f"}
 COLUMNS |= {"snr": ".3f", "direction": ".3f", "rollouts": ".1f"}
-TINY = 1e-20  # a coordinate's mean square, at least
+FLOOR = 0.01  # of the mean root, added to a coordinate's in Adam's metric
 ARMS_HELP = 'Arms: a method, or "NAME: METHOD FLAGS"; if not given, all that the task allows.'
 
 
@@ -168,10 +168,14 @@ def take_references(run: Run, flags: Gradients) -> Tensor:
 
 
 def adam_scale(run: Run, references: Tensor) -> Tensor:
-    """One over the root of each coordinate's mean square (K,); NaN if gradients are projected."""
+    """One over the root of each coordinate's mean square (K,); NaN if gradients are projected.
+
+    A hundredth of the mean root is added, for coordinates that the references hardly touch.
+    """
     weights = filter(attrgetter("requires_grad"), run.context.policy.parameters())
     trained = sum(parameter.numel() for parameter in weights)
-    scale = references.square().mean(0).clamp_min(TINY).rsqrt()  # (K,)
+    roots = references.square().mean(0).sqrt()  # (K,)
+    scale = 1 / (roots + FLOOR * roots.mean())  # (K,)
     return scale if trained == references.shape[1] else torch.full_like(scale, math.nan)
 
 
