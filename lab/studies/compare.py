@@ -46,7 +46,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -153,6 +153,8 @@ class Trial(NamedTuple):
 OUTCOMES = (
     "curve sampled weight_mean ess before.auc after.auc before.auc_step after.auc_step".split()
 )
+# Settings that decide what a model is taught before training.
+DECIDE_LESSONS = "task model data seed toy_lines toy_width warmup_steps use".split()
 # Rules by the names that they had when rows were written.
 NOW_CALLED = {"opo": "opo-energy"}
 COLUMNS = [*Trial._fields, *OUTCOMES, "code", "rewards"]
@@ -352,11 +354,16 @@ def run_from_one_start(cell: Cell, path: Path, trials: list[Trial]) -> None:
     """Run trials of one seed, one after the other; each adds its line to the file."""
     arms = {name_of(arm): arm for arm in cell.arms}
     with tempfile.TemporaryDirectory() as out:
-        for number, trial in enumerate(trials):  # the first one's lessons serve all
+        taught: dict[tuple, Path] = {}  # what decides the lessons -> the model after them
+        for number, trial in enumerate(trials):
             words = ["--heldout", str(HELDOUT), *shlex.split(cell.flags)]
             words += ["--seed", str(trial.seed), "--lr", str(trial.lr)]
             words += ["--name", str(number), "--out", out]
             config = settings_of(arms[trial.rule], words)
+            decided = tuple(getattr(config, name) for name in DECIDE_LESSONS)
+            start = taught.setdefault(decided, Path(out, str(number), "start"))
+            if start.exists():
+                config = replace(config, model=str(start))
             with contextlib.redirect_stdout(io.StringIO()):
                 result = run_trial(config, trial.stage)
             code = code_of(arms[trial.rule])

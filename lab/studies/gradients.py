@@ -98,13 +98,13 @@ from grpo import cat_padded
 from harness import files, fsdp, log
 from harness.command import run_command
 from harness.config import Config
-from harness.load import give_lessons, load_run
+from harness.load import load_run
 from harness.models import round_weights
 from harness.run import Ranks, Run, keep_all, seed_of
 from lab.studies import figures
 from lab.studies.advantages import half_width
 from lab.studies.compare import allowed_arms, name_of, settings_of
-from lab.studies.needs import settings_of_run
+from lab.studies.needs import settings_of_run, teach
 from lab.studies.prefixes import context_at_start
 from lab.tools import curve
 
@@ -127,8 +127,7 @@ def main(argv: list[str] | None = None) -> None:
         raise BadInput(f"--use {' '.join(config.use)}: one trains an adapter; leave it out")
     if ranks.main:
         print("\n".join(run.notes), flush=True)
-    run.folder = flags.rows.with_suffix("")
-    give_lessons(run)
+    teach(run)
     for settings in arms.values():
         of_arm = copy.copy(run)
         of_arm.config = settings
