@@ -50,4 +50,6 @@ def test_the_table_has_the_sums_of_a_loop_over_tokens(monkeypatch, capsys):
             w / tokens,
             100 * weighted / totals[3],
         ]
-        assert [float(cell) for cell in line] == pytest.approx(list(map(float, expected)), rel=0.02, abs=0.6)
+        assert [float(cell) for cell in line] == pytest.approx(
+            list(map(float, expected)), rel=0.02, abs=0.6
+        )
