@@ -4,6 +4,7 @@ from lab.records.help import show_help
 
 show_help(__doc__)
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -14,7 +15,18 @@ from lab.records.archived import marked
 from lab.studies import compare
 
 FOLDER = Path(__file__).parent
+
+
+def rollouts_needed(usual: pd.Series, snr: pd.Series) -> pd.Series:
+    """How many times GRPO's rollouts an arm needs for GRPO's signal-to-noise ratio, by seed.
+
+    It is infinite where noise hides the arm's signal, which its estimate then puts at 0 or below.
+    """
+    return (usual / snr).where(snr > 0, math.inf)
+
+
 rows = pd.read_json(FOLDER / "gradients.jsonl", lines=True)
+rows["arm"] = rows["arm"].replace(compare.NOW_CALLED)
 trained = []  # each file's D of the curve, paired by seed
 for name in ("compare", "compare-rules", "compare-newest"):
     trials = pd.read_json(FOLDER / f"{name}.jsonl", lines=True)
@@ -45,8 +57,8 @@ print(*log.markdown(lines), f"{len(changes)} rules: Spearman {rank:.2f}", sep="\
 for ours, other in (
     ("finepo", "finepo-random"),
     ("opo-shear", "shear"),
-    ("opo", "opo-shear"),
-    ("otb", "opo"),
+    ("opo-energy", "opo-shear"),
+    ("otb", "opo-energy"),
 ):
     difference = outcomes[ours] - outcomes[other]
     held_out = compare.with_interval(difference["sampled"])
@@ -54,7 +66,7 @@ for ours, other in (
 
 for policy, own in rows.groupby("policy", sort=False):
     usual = own[own["arm"] == "grpo"].set_index("seed")["snr"]
-    own = own.assign(ratio=own["seed"].map(usual) / own["snr"])
+    own = own.assign(ratio=rollouts_needed(own["seed"].map(usual), own["snr"]))
     means = own.groupby("arm").agg(
         cos=("cos", "mean"),
         D=("D", "mean"),
@@ -76,13 +88,14 @@ for policy, own in rows.groupby("policy", sort=False):
     print(f"\n{len(both)} rules: Spearman {rank:.2f}, Pearson {linear:.2f}")
 
 of_words = pd.read_json(FOLDER / "gradients-words.jsonl", lines=True)
+of_words["arm"] = of_words["arm"].replace(compare.NOW_CALLED)
 lines = []
 usual = of_words[of_words["arm"] == "grpo"].set_index("seed")["snr"]
 for arm, own in of_words.groupby("arm"):
     own = own.set_index("seed")
     line = {"arm": arm, "cos": f"{own['cos'].mean():.3f}", "D": compare.with_interval(own["D"])}
     line["direction"] = f"{own['direction'].mean():.2f}"
-    line["rollouts"] = f"{(usual / own['snr']).median():.1f}"
+    line["rollouts"] = f"{rollouts_needed(usual, own['snr']).median():.1f}"
     lines.append(line)
 lines.sort(key=lambda line: line["cos"], reverse=True)
 print("\nSmolLM2\n", *log.markdown(lines), sep="\n")

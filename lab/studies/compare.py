@@ -46,7 +46,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -153,6 +153,10 @@ class Trial(NamedTuple):
 OUTCOMES = (
     "curve sampled weight_mean ess before.auc after.auc before.auc_step after.auc_step".split()
 )
+# Settings that decide what a model is taught before training.
+DECIDE_LESSONS = "task model data seed toy_lines toy_width warmup_steps use".split()
+# Rules by the names that they had when rows were written.
+NOW_CALLED = {"opo": "opo-energy"}
 COLUMNS = [*Trial._fields, *OUTCOMES, "code", "rewards"]
 
 
@@ -250,9 +254,13 @@ def draw(runs: Sequence[str]) -> None:
 
 
 def trials_in(path: Path) -> pd.DataFrame:
-    """A row per finished trial, with COLUMNS; NaN is what its stage does not measure."""
+    """A row per finished trial, with COLUMNS; NaN is what its stage does not measure.
+
+    Rules have today's names.
+    """
     lines = files.read_lines(path) if os.path.lexists(path) else []
     trials = pd.json_normalize(lines, max_level=1).reindex(columns=COLUMNS)
+    trials["rule"] = trials["rule"].replace(NOW_CALLED)
     # the mean over the steps; one in which nothing could be graded, null, does not count
     trials["curve"] = [pd.Series(rewards, dtype=float).mean() for rewards in trials["rewards"]]
     return trials
@@ -346,11 +354,16 @@ def run_from_one_start(cell: Cell, path: Path, trials: list[Trial]) -> None:
     """Run trials of one seed, one after the other; each adds its line to the file."""
     arms = {name_of(arm): arm for arm in cell.arms}
     with tempfile.TemporaryDirectory() as out:
-        for number, trial in enumerate(trials):  # the first one's lessons serve all
+        taught: dict[tuple, Path] = {}  # what decides the lessons -> the model after them
+        for number, trial in enumerate(trials):
             words = ["--heldout", str(HELDOUT), *shlex.split(cell.flags)]
             words += ["--seed", str(trial.seed), "--lr", str(trial.lr)]
             words += ["--name", str(number), "--out", out]
             config = settings_of(arms[trial.rule], words)
+            decided = tuple(getattr(config, name) for name in DECIDE_LESSONS)
+            start = taught.setdefault(decided, Path(out, str(number), "start"))
+            if start.exists():
+                config = replace(config, model=str(start))
             with contextlib.redirect_stdout(io.StringIO()):
                 result = run_trial(config, trial.stage)
             code = code_of(arms[trial.rule])

@@ -17,25 +17,37 @@ estimates the gradient of the expected reward without bias.
 The table has for each arm:
     cos         mean cosine of one batch's gradient with the reference; noise lowers all alike
     D           cos minus that of `grpo`, paired by batch
-    half        half the width of D's 90% interval (Student's t)
+    half        half the width of D's 90% interval (Student's t), for the noise of the batches and
+                of the reference (jackknife)
+    D_adam      D after every coordinate is divided by the root of its mean square in the
+                reference's batches, as AdamW does; "-" where gradients are projected
+    half_adam   the same for D_adam
     snr         |mean|^2 over the variance of one batch's gradient, both without bias; negative
                 where noise hides the mean
     direction   cosine of the expected gradients of the arm and of `grpo`, from products of
                 different batches, so that noise cancels: 1 means no bias
-    rollouts    how many times GRPO's rollouts the arm needs for GRPO's snr
+    rollouts    how many times GRPO's rollouts the arm needs for GRPO's snr; "-" where noise hides
+                the arm's signal, so that no number can be told
+
+D rules out, and does not pick: on the embedded task none of 16 rules with D below -0.002 trained
+better than GRPO, and of 10 above 0.0015 five did (`lab/records/gradients.md`). verl's variance
+proxies (pull request 4678) are of the same family: signal strength is |mean|^2, total power the
+mean square, and pure noise the variance.
 
 Gradients of more than `--numbers` parameters are projected to as many numbers at random: each
 parameter is added, with a random sign, to one of them. Dot products keep their mean, and cosines
-change by about 1 / sqrt(numbers). The rows go to `--rows`, and a picture of D beside them.
+change by about 1 / sqrt(numbers). A row per arm goes to `--rows`, with a picture of D beside it.
+The cosines of each batch go to the file ending in .batches.jsonl as soon as they are known.
 
-Left out: Adam, which scales coordinates; off-policy updates; arms that train an adapter; FSDP: each
-rank holds the whole model.
+Left out: Adam's means over steps; off-policy updates; arms that train an adapter; FSDP: each rank
+holds the whole model.
 """
 
 import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -45,7 +57,9 @@ from lab.studies.flags import parse_study
 from tasks.errors import BadInput
 
 COLUMNS = {"cos": ".3f", "D": "+.3f", "half": ".3f"}  # of the table, with their formats
+COLUMNS |= {"D_adam": "+.3f", "half_adam": ".3f"}
 COLUMNS |= {"snr": ".3f", "direction": ".3f", "rollouts": ".1f"}
+FLOOR = 0.01  # of the mean root, added to a coordinate's in Adam's metric
 ARMS_HELP = 'Arms: a method, or "NAME: METHOD FLAGS"; if not given, all that the task allows.'
 
 
@@ -72,6 +86,7 @@ if __name__ == "__main__":
 
 import pandas as pd
 import torch
+from scipy import stats
 from torch import Tensor
 from tqdm import tqdm
 
@@ -83,13 +98,13 @@ from grpo import cat_padded
 from harness import files, fsdp, log
 from harness.command import run_command
 from harness.config import Config
-from harness.load import give_lessons, load_run
+from harness.load import load_run
 from harness.models import round_weights
 from harness.run import Ranks, Run, keep_all, seed_of
 from lab.studies import figures
 from lab.studies.advantages import half_width
 from lab.studies.compare import allowed_arms, name_of, settings_of
-from lab.studies.needs import settings_of_run
+from lab.studies.needs import settings_of_run, teach
 from lab.studies.prefixes import context_at_start
 from lab.tools import curve
 
@@ -112,18 +127,18 @@ def main(argv: list[str] | None = None) -> None:
         raise BadInput(f"--use {' '.join(config.use)}: one trains an adapter; leave it out")
     if ranks.main:
         print("\n".join(run.notes), flush=True)
-    run.folder = flags.rows.with_suffix("")
-    give_lessons(run)
+    teach(run)
     for settings in arms.values():
         of_arm = copy.copy(run)
         of_arm.config = settings
         train.prepare_rule(of_arm)
     round_weights(run.context.policy.model, getattr(torch, config.dtype))
     run.context = context_at_start(run)
-    reference, gradients = take_gradients(run, list(arms.values()), flags)
+    about = {"task": config.task, "model": config.model, "seed": config.seed}
+    references = take_references(run, flags)
+    gradients = take_gradients(run, arms, references, flags, about)
     if ranks.main:
-        rows = arm_rows(list(arms), reference, gradients)
-        about = {"task": config.task, "model": config.model, "seed": config.seed}
+        rows = arm_rows(list(arms), references, gradients, adam_scale(run, references))
         files.append_rows(flags.rows, [about | row for row in rows])
         draw_differences(rows, flags.rows.with_suffix(".svg"))
         print("\n".join(log.markdown(list(map(table_line, rows)))))
@@ -139,21 +154,47 @@ def differs_in_credit_alone(settings: Config, config: Config) -> bool:
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-def take_gradients(run: Run, arms: list[Config], flags: Gradients) -> tuple[Tensor, Tensor]:
-    """The reference's gradient (K,), and each arm's of every batch (arms, N, K)."""
-    own = fsdp.share(list(range(flags.reference + flags.batches)), run.ranks)
+def take_references(run: Run, flags: Gradients) -> Tensor:
+    """The gradients (M, K) of the reference's batches, with leave-one-out advantages."""
+    own = fsdp.share(list(range(flags.reference)), run.ranks)
     taken = []
-    for index in tqdm(own, "batches", leave=False, disable=None):
-        batch = sample_batch(run, index)
-        if index < flags.reference:
-            credit = leave_one_out(batch)[None]  # (1, B, T)
-        else:
-            credit = credit_by_arm(run.context, batch, arms)  # (arms, B, T)
-        # on the CPU, where the table is made
-        taken.append(gradients_of(run, batch, credit, flags.numbers).cpu())
-    taken = fsdp.gather_items(taken, run.ranks)
-    reference = torch.cat(taken[: flags.reference]).mean(0)
-    return reference, torch.stack(taken[flags.reference :], 1)
+    for number in tqdm(own, "reference", leave=False, disable=None):
+        batch = sample_batch(run, number)
+        credit = leave_one_out(batch)[None]  # (1, B, T)
+        (gradient,) = gradients_of(run, batch, credit, flags.numbers)
+        taken.append(gradient.cpu())  # where the table is made
+    return torch.stack(fsdp.gather_items(taken, run.ranks))
+
+
+def adam_scale(run: Run, references: Tensor) -> Tensor:
+    """One over the root of each coordinate's mean square (K,); NaN if gradients are projected.
+
+    A hundredth of the mean root is added, for coordinates that the references hardly touch.
+    """
+    weights = filter(attrgetter("requires_grad"), run.context.policy.parameters())
+    trained = sum(parameter.numel() for parameter in weights)
+    roots = references.square().mean(0).sqrt()  # (K,)
+    scale = 1 / (roots + FLOOR * roots.mean())  # (K,)
+    return scale if trained == references.shape[1] else torch.full_like(scale, math.nan)
+
+
+def take_gradients(
+    run: Run, arms: dict[str, Config], references: Tensor, flags: Gradients, about: dict
+) -> Tensor:
+    """Each arm's gradient of every batch, (arms, N, K); the cosines are written at once."""
+    own = fsdp.share(list(range(flags.batches)), run.ranks)
+    path = flags.rows.with_suffix(".batches.jsonl")
+    taken = []
+    for number in tqdm(own, "batches", leave=False, disable=None):
+        batch = sample_batch(run, flags.reference + number)
+        credit = credit_by_arm(run.context, batch, list(arms.values()))  # (arms, B, T)
+        gradients = gradients_of(run, batch, credit, flags.numbers).cpu()  # (arms, K)
+        taken.append(gradients)
+        rows = []
+        for arm, cosine in zip(arms, cosines(gradients, references.mean(0)), strict=True):
+            rows.append(about | {"batch": number, "arm": name_of(arm), "cos": cosine.item()})
+        files.append_rows(path, rows)
+    return torch.stack(fsdp.gather_items(taken, run.ranks), 1)
 
 
 def sample_batch(run: Run, index: int) -> Batch:
@@ -226,21 +267,24 @@ def project(gradient: Sequence[Tensor], count: int) -> Tensor:
 # ---- what is said of them ------------------------------------------------------------------------
 
 
-def arm_rows(arms: list[str], reference: Tensor, gradients: Tensor) -> list[dict]:
-    """A row per arm, the largest D first, from a reference (K,) and gradients (arms, N, K).
+def arm_rows(arms: list[str], references: Tensor, gradients: Tensor, scale: Tensor) -> list[dict]:
+    """A row per arm, the largest D first, from gradients (M, K) and (arms, N, K).
 
-    The first arm is `grpo`.
+    The first arm is `grpo`. `scale` (K,) multiplies the coordinates in Adam's metric.
     """
     usual = gradients[0]
     rows = []
     for arm, batches in zip(arms, gradients, strict=True):
-        differences = cosines(batches, reference) - cosines(usual, reference)  # (N,)
+        difference, half = gain_of_cosine(batches, usual, references)
+        of_adam, half_of_adam = gain_of_cosine(batches * scale, usual * scale, references * scale)
         row = {
             "arm": name_of(arm),
             "flags": arm,
-            "cos": cosines(batches, reference).mean().item(),
-            "D": differences.mean().item(),
-            "half": half_width(pd.Series(differences)),
+            "cos": cosines(batches, references.mean(0)).mean().item(),
+            "D": difference,
+            "half": half,
+            "D_adam": of_adam,
+            "half_adam": half_of_adam,
             "snr": signal_to_noise(batches),
             "direction": cosine_of_means(batches, usual),
             "rollouts": signal_to_noise(usual) / signal_to_noise(batches),
@@ -249,9 +293,32 @@ def arm_rows(arms: list[str], reference: Tensor, gradients: Tensor) -> list[dict
     return sorted(rows, key=lambda row: -row["D"])
 
 
-def cosines(batches: Tensor, reference: Tensor) -> Tensor:
-    """The cosine (N,) of each batch's gradient (N, K) with the reference (K,)."""
-    return torch.nn.functional.cosine_similarity(batches.double(), reference.double()[None])
+def gain_of_cosine(batches: Tensor, usual: Tensor, references: Tensor) -> tuple[float, float]:
+    """How much larger cosines with the mean reference are than the usual ones, and its half-width.
+
+    Gradients are (N, K), (N, K) and (M, K). The half-width of the 90% interval has the noise of the
+    N batches and, by the jackknife, of the M references.
+    """
+    differences = gaps(batches, usual, references.mean(0))  # (N,)
+    count = len(references)
+    without_one = (references.sum(0) - references) / (count - 1)  # (M, K)
+    estimates = gaps(batches, usual, without_one).mean(0)  # (M,)
+    of_reference = (count - 1) / math.sqrt(count) * estimates.std().item()
+    quantile = stats.t.ppf(0.95, min(count, len(batches)) - 1)
+    half = math.hypot(half_width(pd.Series(differences)), quantile * of_reference)
+    return differences.mean().item(), half
+
+
+def gaps(batches: Tensor, usual: Tensor, references: Tensor) -> Tensor:
+    """The cosines of gradients less those of the usual ones (N, ...)."""
+    return cosines(batches, references) - cosines(usual, references)
+
+
+def cosines(batches: Tensor, references: Tensor) -> Tensor:
+    """The cosines of gradients (N, K) with one reference (K,) or several (M, K): (N,) or (N, M)."""
+    ours = torch.nn.functional.normalize(batches.double(), dim=-1)
+    others = torch.nn.functional.normalize(references.double(), dim=-1)
+    return torch.einsum("nk,...k->n...", ours, others)
 
 
 def product_of_means(ours: Tensor, others: Tensor) -> float:
@@ -280,6 +347,8 @@ def table_line(row: dict) -> dict[str, str]:
     cells = {name: format(row[name], form) for name, form in COLUMNS.items()}
     if row["snr"] <= 0 or row["rollouts"] <= 0:
         cells["rollouts"] = "-"
+    if math.isnan(row["D_adam"]):
+        cells |= {"D_adam": "-", "half_adam": "-"}
     return {"arm": row["arm"]} | cells
 
 

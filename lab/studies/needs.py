@@ -1,12 +1,16 @@
-"""What studies share: settings of train.py, and which credit rules need more than a policy."""
+"""What studies share: settings of train.py, lessons, and what a rule needs beside a policy."""
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import lab.rules  # noqa: F401 - enters the rules
 from credit.rules import RULES
+from harness import fsdp
 from harness.config import Config, parse_train
-from harness.load import resolve
+from harness.load import give_lessons, resolve
+from harness.run import Run
 from lab.rules import adapter, controls, prm
 from tasks.errors import BadInput
 from tasks.settings import TASKS
@@ -29,6 +33,14 @@ def settings_of_run(words: Sequence[str]) -> Config:
     if any(module.partition(":")[0] == FAST for module in config.use):
         return config
     return replace(config, use=(FAST, *config.use))
+
+
+def teach(run: Run) -> None:
+    """Teach the model the lessons of its task, and keep nothing of them on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        run.folder = Path(fsdp.from_main(folder, run.ranks))
+        give_lessons(run)
+        fsdp.gather(None, run.ranks)  # until all ranks have read it
 
 
 def check_needs(config: Config) -> None:

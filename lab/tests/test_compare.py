@@ -181,6 +181,16 @@ def test_the_digest_is_of_all_code(tmp_path):
     assert digests[1] == digests[2] == digests[3] and len(set(digests)) == 5
 
 
+def test_a_rule_has_one_name_in_old_and_new_rows(tmp_path):
+    """`opo` of rows written before is `opo-energy`, beside rows written since."""
+    row = {"stage": "confirm", "cell": "--steps 20", "lr": 2e-4}
+    old = row | {"seed": 0, "rule": "opo", "rewards": [0.5, 0.7]}
+    new = row | {"seed": 1, "rule": "opo-energy", "rewards": [0.1, 0.3]}
+    trials = table(tmp_path, [old, new])
+    outcomes = compare.outcomes_of(trials, "--steps 20", "opo-energy")
+    assert outcomes["curve"].round(6).to_dict() == {0: 0.6, 1: 0.2}
+
+
 def test_runs_are_compared_in_a_table_and_a_picture(tmp_path, monkeypatch, capsys):
     """Runs may have any length; nothing is trained.
 

@@ -48,20 +48,68 @@ def squared_norms(told: Told) -> torch.Tensor:
     return norms
 
 
-def test_baselines_are_means_weighted_by_the_squared_norms_of_gradients(told):
-    """A rollout that has ended keeps its norm; SHEAR's weights multiply what is above them."""
-    norms = squared_norms(told)
+def above_weighted_mean(told, weights, others=False):
+    """r_i - sum_j W_jt r_j / sum_j W_jt over the rollouts of i's group, (B, T), by a loop."""
+    expected = torch.zeros(told.mask.shape, dtype=torch.float64)
+    for row, t in told.mask.nonzero().tolist():
+        members = [n for n in range(row // 4 * 4, row // 4 * 4 + 4) if n != row or not others]
+        total = sum(weights[n, t] for n in members)
+        weighted = sum(weights[n, t] * told.rewards[n].item() for n in members)
+        expected[row, t] = told.rewards[row] - weighted / total
+    return expected.float()
+
+
+def test_baselines_are_means_weighted_by_length_or_by_squared_norms_of_gradients(told):
+    """OPO's b has lengths, as verl's `compute_opo_outcome_advantage`; SHEAR's weights multiply."""
+    energy = squared_norms(told).sum(1, keepdim=True).expand(told.mask.shape)
+    lengths = told.lengths.double().expand(told.mask.shape)
     omega = weights_of("shear", told)
-    for method, per_token in (("opo", False), ("otb", True)):
-        expected = torch.zeros_like(norms)
-        for row, t in told.mask.nonzero().tolist():
-            members = range(row // 4 * 4, row // 4 * 4 + 4)
-            weights = [norms[n, : t + 1 if per_token else None].sum() for n in members]
-            rewards = [told.rewards[n].item() for n in members]
-            baseline = sum(w * r for w, r in zip(weights, rewards, strict=True)) / sum(weights)
-            expected[row, t] = told.rewards[row] - baseline
-        assert_near(assign(method, told), expected.float(), 1e-4)
-        assert_near(assign(f"{method}-shear", told), omega * expected.float(), 1e-4)
+    of_energy = above_weighted_mean(told, energy)
+    assert_near(assign("opo-length", told), above_weighted_mean(told, lengths), 1e-4)
+    assert_near(assign("opo-energy", told), of_energy, 1e-4)
+    assert_near(assign("opo-shear", told), omega * of_energy, 1e-4)
+
+
+def test_a_token_s_baseline_is_of_the_rollouts_that_have_not_ended(told):
+    """B_t = sum G W_t mask_t / sum W_t mask_t, as verl's `compute_optimal_token_baseline_advantage`.
+
+    The last rollout to end is its own baseline there: A_t = 0.
+    """
+    norms = squared_norms(told)
+    expected = above_weighted_mean(told, norms.cumsum(1) * told.mask)
+    assert len(set(told.lengths.flatten().tolist())) > 1
+    assert_near(assign("otb", told), expected, 1e-4)
+    assert_near(assign("otb-shear", told), weights_of("shear", told) * expected, 1e-4)
+
+
+@pytest.mark.parametrize("of", ["shear", "position"])
+@pytest.mark.parametrize("others", ["no", "yes"])
+def test_a_rule_s_own_baseline_is_weighted_by_w_squared_n(of, others, told):
+    """A_t = w_t (r - b) with W_i = sum_t w_t^2 n_t; of GRPO, whose w is 1, it is opo-energy."""
+    weights = weights_of(of, told)
+    energy = (weights.double() ** 2 * squared_norms(told)).sum(1, keepdim=True)
+    gaps = above_weighted_mean(told, energy.expand(told.mask.shape), others == "yes")
+    ours = assign("own-baseline", told, f"of={of}", f"others={others}")
+    assert_near(ours, weights * gaps, 1e-4)
+    assert_near(assign("own-baseline", told, "of=grpo"), assign("opo-energy", told), 1e-5)
+
+
+def test_the_own_baseline_gives_a_weighted_gradient_the_least_variance():
+    """Of the mean, the baseline for weights 1 and the own one, sum_i |w g|^2 (r - b)^2 is least.
+
+    The sum is the second moment of the weighted gradient over a group whose gradients are
+    orthogonal.
+    """
+    generator = torch.Generator().manual_seed(0)
+    norms, omega = torch.rand(2, 50, generator=generator)
+    rewards = (torch.rand(50, generator=generator) < 0.4).float()
+
+    def second_moment(weights: torch.Tensor) -> float:
+        b = (weights * rewards).sum() / weights.sum()
+        return (omega**2 * norms * (rewards - b) ** 2).sum().item()
+
+    own = second_moment(omega**2 * norms)
+    assert own < min(second_moment(norms), second_moment(torch.ones(50)))
 
 
 def test_entropy_adds_at_most_half_the_advantage():

@@ -78,6 +78,49 @@ def test_statistics_have_no_bias():
     assert gradients.cosines(clean[1], mean).tolist() == pytest.approx([0.6] * 3)
 
 
+def test_the_interval_of_d_has_the_reference_s_noise_too():
+    """The 90% interval of few batches and references holds D of endless ones as often as it says.
+
+    With the reference held fixed, as before, it would be too narrow.
+    """
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.zeros(3, 40)
+    directions[0, 0] = directions[1, 0] = directions[2, 0] = 1
+    directions[1, 1] = 0.5
+
+    def draw(count: int) -> list[torch.Tensor]:
+        noise = torch.randn(3, count, 40, generator=generator)
+        return list(directions[:, None] + torch.tensor([1.0, 0.5, 1.0])[:, None, None] * noise)
+
+    reference, usual, batches = draw(100_000)
+    limit = gradients.gaps(batches, usual, directions[0]).mean().item()
+    held = {"ours": 0, "fixed": 0}
+    for _ in range(300):
+        reference, usual, batches = draw(8)
+        difference, half = gradients.gain_of_cosine(batches, usual, reference)
+        fixed = gradients.half_width(
+            gradients.pd.Series(gradients.gaps(batches, usual, reference.mean(0)))
+        )
+        held["ours"] += abs(difference - limit) < half
+        held["fixed"] += abs(difference - limit) < fixed
+    assert held["ours"] > held["fixed"] + 15
+
+
+def test_adam_s_metric_is_the_cosine_after_each_coordinate_is_scaled(run):
+    """Coordinates of one size count alike: a large one that no rule can change drops out."""
+    references = torch.tensor([[100.0, 1.0], [100.0, 1.0]])
+    scale = references.square().mean(0).rsqrt()
+    usual = torch.tensor([[100.0, 1.0]] * 2)
+    batches = torch.tensor([[100.0, -1.0]] * 2)
+    plain, _ = gradients.gain_of_cosine(batches, usual, references)
+    of_adam, _ = gradients.gain_of_cosine(batches * scale, usual * scale, references * scale)
+    assert plain == pytest.approx(-2e-4, rel=1e-3) and of_adam == pytest.approx(-1)
+    count = sum(parameter.numel() for parameter in run.context.policy.parameters())
+    taken = torch.rand(3, count)
+    assert gradients.adam_scale(run, taken).isfinite().all()
+    assert gradients.adam_scale(run, taken[:, :5]).isnan().all()  # projected
+
+
 def test_the_command_writes_a_row_per_arm(tmp_path, capsys, assert_refused):
     """D is paired by batch; an adapter is refused."""
     rows = tmp_path / "rows.jsonl"
@@ -88,7 +131,12 @@ def test_the_command_writes_a_row_per_arm(tmp_path, capsys, assert_refused):
     found = read_lines(rows)
     assert {row["arm"] for row in found} == {"grpo", "shear", "less"}
     assert all(abs(row["cos"]) <= 1 and row["half"] >= 0 for row in found)
-    assert "| +0.000 | 0.000 |" in printed and rows.with_suffix(".svg").exists()
+    batches = read_lines(tmp_path / "rows.batches.jsonl")
+    assert len(batches) == 9
+    for row in found:
+        own = [batch["cos"] for batch in batches if batch["arm"] == row["arm"]]
+        assert sum(own) / 3 == pytest.approx(row["cos"])
+    assert "| +0.000 | 0.000 | +0.000 |" in printed and rows.with_suffix(".svg").exists()
     arm = "lora: grpo --use lab.tools.lora:rank=2"
     message = f"--arms {arm}: may have flags of credit alone"
     assert_refused(gradients.main, [*words, "--arms", arm], message)

@@ -27,7 +27,7 @@ def use_adapter(parts) -> None:
 ADAPTER = ["--use", "lab.tools.lora:rank=2", "--lr", "1e-2"]
 CASES = {
     "fast": (["--method", "shear"], lab.fast.use),
-    "own pass": (["--method", "opo"], lab.fast.use),
+    "own pass": (["--method", "opo-energy"], lab.fast.use),
     "adapter": (["--method", "arca", *ADAPTER], use_adapter),
 }
 

@@ -93,7 +93,7 @@ def test_every_rule_gives_finite_token_advantages_that_padding_and_order_leave_a
 # Of the whole batch; oar-p's are of the mixed group's rollouts: as it is, and all masked versions.
 PASSES = {"oar-g": 2 * 4, "oar-p": 2 * 4, "dgpo": 2}
 PASSES |= dict.fromkeys(["rlsd", "serl", "sdpo", "arca"], 1)
-PASSES |= dict.fromkeys(["opo", "otb", "opo-shear", "otb-shear"], 1)
+PASSES |= dict.fromkeys("opo-energy otb own-baseline opo-shear otb-shear".split(), 1)
 
 
 @pytest.mark.parametrize("rule", [*RULES])

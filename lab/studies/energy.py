@@ -1,0 +1,133 @@
+"""Where the energy of the policy gradient lies, before, at and after the first wrong step.
+
+    python -m lab.studies.energy                    # the embedded task, before training
+    python -m lab.studies.energy --model runs/NAME/model --arms shear position
+    python -m lab.studies.energy --task words --model PATH --batches 8
+
+A token's energy is n_t = 1 - 2 p_t + sum_v p_v^2, the squared norm of the gradient of log pi in its
+logits; with a weight w_t it is w_t^2 n_t. Of the wrong rollouts of groups with right and wrong ones
+whose first wrong step is known, the table has, for each part of a rollout and each arm:
+
+    tokens      mean number of tokens
+    energy      mean sum of n_t
+    share       the part's share of all n_t, in percent
+    weight      mean w_t
+    w2 share    the part's share of all w_t^2 n_t, in percent
+
+Energy before the first error is noise that credit can silence, if what comes before does not decide
+the outcome. After it there is noise, too, and a rule that raises the weights there raises it. An
+arm is written as in `lab.studies.compare`.
+
+Left out: right rollouts, the correlation of a rollout's tokens, the embedding's and the layers'
+share of the gradient.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import tyro
+
+from lab.studies.flags import parse_study
+
+ARMS_HELP = 'Arms: a method, or "NAME: METHOD FLAGS".'
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Measure the policy gradient's energy around the first error.
+
+    Flags of train.py can be added.
+    """
+
+    arms: Annotated[tuple[str, ...], tyro.conf.arg(help=ARMS_HELP)] = ("shear", "position")
+    batches: int = 3
+    """Batches of rollouts, each of a step's size."""
+
+
+if __name__ == "__main__":
+    parse_study(Energy)  # --help and wrong flags end here: the imports below take seconds
+
+import pandas as pd
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from credit.batch import Batch, effective_weights
+from credit.measures import positions
+from harness import fsdp, log
+from harness.command import run_command
+from harness.load import load_run
+from harness.models import round_weights
+from harness.run import Run
+from lab.studies.compare import allowed_arms, name_of, settings_of
+from lab.studies.gradients import credit_by_arm, sample_batch
+from lab.studies.needs import settings_of_run, teach
+from lab.studies.prefixes import context_at_start
+from lab.tools.salience import logit_gradients
+from tasks.errors import BadInput
+
+PARTS = "before", "at", "after"
+
+
+@run_command
+def main(argv: list[str] | None = None) -> None:
+    """Sample batches and print the table."""
+    flags, others = parse_study(Energy, argv)
+    arms = {arm: settings_of(arm, others) for arm in allowed_arms(flags.arms, others)}
+    config = settings_of_run(others)
+    run = load_run(config, fsdp.join(config.device, config.threads))
+    if not run.context.task.first_error:
+        raise BadInput(f"--task {config.task}: does not know first errors; choose another")
+    teach(run)
+    round_weights(run.context.policy.model, getattr(torch, config.dtype))
+    run.context = context_at_start(run)
+    tables = []
+    for index in tqdm(range(flags.batches), "batches", leave=False, disable=None):
+        batch = sample_batch(run, index)
+        credit = credit_by_arm(run.context, batch, list(arms.values()))  # (arms, B, T)
+        table = token_table(run, batch, dict(zip(arms, credit, strict=True)))
+        tables.append(table.assign(batch=index))
+    tokens = pd.concat(tables, ignore_index=True)
+    if tokens.empty:
+        raise BadInput("no wrong rollout has a known first error; raise --prompts-per-step")
+    print("\n".join(log.markdown([line for arm in arms for line in lines_of(tokens, arm)])))
+
+
+def token_table(run: Run, batch: Batch, credit: dict[str, Tensor]) -> pd.DataFrame:
+    """A row for each token of the rollouts that count: its part, energy, and weight by each arm."""
+    start, end = batch.true_errors(run.context.task, run.context.tokenizer).split(1, dim=1)
+    position = positions(batch.mask)  # (B, T)
+    part = (position >= start).long() + (position >= end).long()  # (B, T), an index of PARTS
+    counts = batch.mask & (start >= 0)  # (B, T)
+    table = pd.DataFrame({"energy": logit_gradients(batch.rollouts, run.context)[counts].tolist()})
+    table["part"] = [PARTS[number] for number in part[counts].tolist()]
+    table["row"] = counts.nonzero()[:, 0].tolist()
+    for arm, token_advantages in credit.items():
+        weights = effective_weights(token_advantages, batch.advantages, batch.mask)  # (B, T)
+        table[arm] = weights[counts].tolist()
+    return table
+
+
+def lines_of(tokens: pd.DataFrame, arm: str) -> list[dict[str, str]]:
+    """The table's lines of an arm, one for each part."""
+    rollouts = len(tokens[["batch", "row"]].drop_duplicates())
+    weighted = tokens[arm] ** 2 * tokens["energy"]
+    lines = []
+    for name in PARTS:
+        is_own = tokens["part"] == name
+        own = tokens[is_own]
+        line = {
+            "arm": name_of(arm),
+            "part": name,
+            "tokens": f"{len(own) / rollouts:.1f}",
+            "energy": f"{own['energy'].sum() / rollouts:.3f}",
+            "share": f"{100 * own['energy'].sum() / tokens['energy'].sum():.0f}",
+            "weight": f"{own[arm].mean():.2f}",
+            "w2 share": f"{100 * weighted[is_own].sum() / weighted.sum():.0f}",
+        }
+        lines.append(line)
+    return lines
+
+
+if __name__ == "__main__":
+    main()
