@@ -26,7 +26,9 @@ from tasks.errors import BadInput
 
 SIZES = f"{' '.join(BRIEF_FLAGS)} --save-every 1 --keep 9 --name run"
 # Some of the flags that a resumed run cannot change.
-KEPT = "--use builders.generating,--window 3,--eps .1,--max-tokens 9,--temperature .5,--clip-high .5"
+KEPT = (
+    "--use builders.generating,--window 3,--eps .1,--max-tokens 9,--temperature .5,--clip-high .5"
+)
 
 
 @pytest.fixture(scope="module")
@@ -273,7 +275,9 @@ def test_models_of_some_steps_are_kept_after_their_checkpoints(copied):
     """
 
     def left() -> dict[str, set[str]]:
-        return {path.name: {part.name for part in path.iterdir()} for path in files.steps_of(copied)}
+        return {
+            path.name: {part.name for part in path.iterdir()} for path in files.steps_of(copied)
+        }
 
     resume(copied, "--steps 5 --keep 1 --keep-models 2")
     models = {"step-000002": {"model"}, "step-000004": {"model"}}

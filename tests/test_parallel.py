@@ -196,7 +196,9 @@ def test_more_ranks_than_work_are_refused(monkeypatch):
             load.load_run(recipe_with(**{size: 1}), Ranks(0, 2, ALONE.device))
 
 
-@pytest.mark.parametrize("end, status", [("raise SystemExit(130)", 130), ("os.kill(os.getpid(), 9)", 1)])
+@pytest.mark.parametrize(
+    "end, status", [("raise SystemExit(130)", 130), ("os.kill(os.getpid(), 9)", 1)]
+)
 def test_a_rank_that_fails_ends_the_others(end, status, tmp_path):
     """The launcher ends rank 0, which would wait for hours."""
     script = tmp_path / "script.py"

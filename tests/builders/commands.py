@@ -10,7 +10,9 @@ RUN_FLAGS += "--heldout 8 --eval-groups 4".split()
 
 # Flags of a run that takes a second and learns nothing: its verdicts alternate, so that an untrained
 # model gets gradients.
-BRIEF_FLAGS = "--task embedded --toy-lines 1 --use builders.alternating --prompts-per-step 4 ".split()
+BRIEF_FLAGS = (
+    "--task embedded --toy-lines 1 --use builders.alternating --prompts-per-step 4 ".split()
+)
 BRIEF_FLAGS += "--rollouts-per-prompt 4 --prompts-per-update 2 --heldout 4 --eval-groups 2".split()
 BRIEF_FLAGS += "--max-tokens 8 --window 4 --stride 2 --max-iters 20".split()
 
