@@ -6,12 +6,13 @@ in it sees the change in the weights of a training step.
 
 import ast
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from builders.case_files import ROOT
 from builders.commands import words_of
-from builders.processes import in_copy
+from builders.processes import run_script
 from builders.small_models import save_model
 from torch.testing import assert_close
 
@@ -82,6 +83,11 @@ def core(tmp_path_factory):
     return folder
 
 
+def run(core: Path, script: str, *words) -> tuple[int | None, str]:
+    """The exit status and the output of a script of the copy."""
+    return run_script(core, script, words_of(words), core / "printed")
+
+
 # The flags of one step, whose verdicts alternate, so that groups of an untrained model have both sides.
 STEP = "--task embedded --model start --toy-lines 1 --steps 1 --prompts-per-step 2 "
 STEP += "--prompts-per-update 2 --rollouts-per-prompt 4 --heldout 4 --eval-groups 2 --window 6 "
@@ -104,7 +110,7 @@ def weights(core):
         source = (core / file).read_text()
         assert source.count(old) == 1
         (core / file).write_text(source.replace(old, new))
-        status, printed = in_copy(core, "train", words_of(STEP, flags, "--name", name))
+        status, printed = run(core, "train.py", STEP, flags, "--name", name)
         assert status == 0, printed
         (core / file).write_text(source)
         weights_of[name] = []
@@ -134,12 +140,11 @@ def test_who_edits_closest_spans_or_sinkhorn_sees_it_in_a_step(weights):
 
 def test_the_core_evaluates_without_the_lab(core, weights):
     """eval.py answers what a run held out."""
-    words = "--model runs/grpo --samples 1 --device cpu"
-    status, printed = in_copy(core, "eval", words.split())
+    status, printed = run(core, "eval.py", "--model runs/grpo --samples 1 --device cpu")
     assert status == 0 and "| runs/grpo/model " in printed, printed
 
 
 def test_a_name_that_only_the_lab_has_is_refused_without_it(core):
     """One sentence says which methods there are."""
-    status, printed = in_copy(core, "train", ["--method", "opo"])
+    status, printed = run(core, "train.py", "--method opo")
     assert status == 2 and "--method opo: there is grpo, shear; give one of these" in printed

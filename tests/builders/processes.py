@@ -3,8 +3,8 @@
 They are forked where no GPU forbids it, so that they need not import what this one has imported.
 """
 
-import importlib
 import os
+import runpy
 import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
@@ -29,29 +29,39 @@ def _run_silently(command: Callable[..., int], argv: list[str]) -> None:
     sys.exit(command(argv))
 
 
-def in_copy(folder: Path, command: str, argv: list[str]) -> tuple[int | None, str]:
-    """The exit status and the output of a command of a copy of this project, run in its folder."""
-    process = get_context(METHOD).Process(target=_run_copy, args=(folder, command, argv))
+def run_script(
+    folder: Path, script: str, argv: list[str], printed: Path, without: tuple[str, ...] = ()
+) -> tuple[int | None, str]:
+    """The exit status and the output of `python SCRIPT ARGV` in a folder, kept in a file.
+
+    The folder is this project's or a copy of it. An import of the modules `without` fails.
+    """
+    inputs = folder, script, argv, printed, without
+    process = get_context(METHOD).Process(target=_run_as_main, args=inputs)
     process.start()
     process.join()
-    return process.exitcode, (folder / "printed").read_text(encoding="utf-8")
+    return process.exitcode, printed.read_text(encoding="utf-8")
 
 
-def _run_copy(folder: Path, command: str, argv: list[str]) -> None:
-    """Forget the modules of this project, and import the copy's."""
+def _run_as_main(
+    folder: Path, script: str, argv: list[str], printed: Path, without: tuple[str, ...]
+) -> None:
+    """Forget the modules of this project, and run the folder's script as if nothing were imported."""
     places = [ROOT, ROOT / "tests"]
     names = {path.stem for place in places for path in place.iterdir()}
     for name in list(sys.modules):
         if name.split(".")[0] in names:
             del sys.modules[name]
+    sys.modules |= dict.fromkeys(without)
     places += [ROOT / "lab" / "tests", ROOT / "grading" / "inside"]
     others = [place for place in sys.path if Path(place) not in places]
     sys.path[:] = [str(folder), str(folder / "tests"), *others]
     # a source that changes twice a second would be taken for the one that was compiled
     sys.dont_write_bytecode = True
     os.chdir(folder)
-    sys.stdout = sys.stderr = open("printed", "w", encoding="utf-8")  # noqa: SIM115
-    sys.exit(importlib.import_module(command).main(argv))
+    sys.stdout = sys.stderr = printed.open("w", encoding="utf-8")
+    sys.argv = [script, *argv]
+    runpy.run_path(script, run_name="__main__")
 
 
 def on_two(work: Callable[..., None], folder, *inputs, meanwhile=None, joins=False) -> None:
