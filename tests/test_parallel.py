@@ -36,8 +36,7 @@ from tasks.errors import BadInput
 
 # Flags of one rank, and those that two ranks have besides.
 CASES = {
-    "recomputed": ("--method shear", "--recompute"),
-    "experts": ("--method grpo", ""),
+    "experts": ("--method shear", "--recompute"),
     "bfloat16": ("--method shear", "--dtype bfloat16"),
 }
 
@@ -146,7 +145,7 @@ def test_what_ranks_share_and_gather(two):
     assert seen["gathered"] == [[0, 0], [1, 1]] and seen["total"] == {"a": 2, "b": 1}
     assert seen["shares"] == [[0, 1], [2, 3, 4]]
     assert seen["folders"] == ["of-0", "of-0"]
-    assert seen["recomputed"]["checksum"] != seen["bfloat16"]["checksum"]
+    assert seen["experts"]["checksum"] != seen["bfloat16"]["checksum"]
     assert "sampling and trained weights differ" in seen["differs"]
 
 
