@@ -10,12 +10,11 @@ import shutil
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 import torch
-from builders.commands import RUN_FLAGS, interrupt, run_well, words_of
+from builders.commands import BRIEF_FLAGS, interrupt, run_well, words_of
 from builders.processes import in_another_process
 from builders.runs import ALONE, assert_same_run, config_from, recipe_with, run_of
 from safetensors.torch import load_file
@@ -25,46 +24,37 @@ from harness import checkpoint, files, fsdp, log
 from harness.load import load_run
 from tasks.errors import BadInput
 
-SIZES = f"{' '.join(RUN_FLAGS)} --seed 1 --save-every 1 --keep 9 --name run"
+SIZES = f"{' '.join(BRIEF_FLAGS)} --save-every 1 --keep 9 --name run"
 # Some of the flags that a resumed run cannot change.
 KEPT = (
-    "--use builders.alternating,--window 3,--eps .1,--max-tokens 9,--temperature .5,--clip-high .5"
+    "--use builders.generating,--window 3,--eps .1,--max-tokens 9,--temperature .5,--clip-high .5"
 )
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, taught):
+def whole(tmp_path_factory, untaught):
     """A run of four steps that nothing cut, with a checkpoint of each step."""
     out = tmp_path_factory.mktemp("whole")
-    run_well(train, SIZES, "--model", taught, "--steps 4 --out", out)
-    assert (
-        sum(row["grad_norm"] > 0 for row in files.read_lines(out / "run" / "metrics.jsonl")[1:5])
-        > 2
-    )
+    run_well(train, SIZES, "--model", untaught, "--steps 4 --out", out)
+    _, *steps, _ = files.read_lines(out / "run" / "metrics.jsonl")
+    assert all(step["grad_norm"] > 0 for step in steps)
     return out / "run"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cut(tmp_path_factory, taught):
-    """The same run in a process of its own, killed at a random moment after its first checkpoint.
+def train_until_killed(argv: list[str]) -> int:
+    """Train until kill -9, at a random moment between the first checkpoint and the fourth."""
+    plain = checkpoint.save
+    seconds = random.SystemRandom().uniform(0, 0.3)
 
-    It runs while other tests go on; the fixture is the process, which has a `folder`.
-    """
-    out = tmp_path_factory.mktemp("cut")
-    argv = words_of(SIZES, "--model", taught, "--steps 4 --out", out)
-    process = in_another_process(train.main, argv)
-    process.folder = out / "run"
+    def save(run, step):
+        if step == 4:  # of a fast machine
+            os.kill(os.getpid(), signal.SIGKILL)
+        plain(run, step)
+        if step == 1:
+            threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
-    def watch():
-        while process.is_alive() and not files.checkpoints_of(process.folder):
-            time.sleep(0.01)
-        time.sleep(random.SystemRandom().uniform(0, 0.6))
-        process.kill()
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    yield process
-    watcher.join()
+    checkpoint.save = save
+    return train.main(argv)
 
 
 @pytest.fixture
@@ -82,12 +72,12 @@ def steps_in(run: Path) -> list[int]:
     return [int(path.name.removeprefix("step-")) for path in files.checkpoints_of(run)]
 
 
-def test_two_steps_and_two_more_are_four(whole, taught, tmp_path, capsys):
+def test_two_steps_and_two_more_are_four(whole, untaught, tmp_path, capsys):
     """Two steps and two more equal four to the bit.
 
     They do so in a new process's state: other random numbers drawn in between, another --steps.
     """
-    run_well(train, SIZES, "--model", taught, "--steps 2 --out", tmp_path)
+    run_well(train, SIZES, "--model", untaught, "--steps 2 --out", tmp_path)
     torch.manual_seed(123)
     resume(tmp_path / "run", "--steps 4")
     assert_same_run(whole, tmp_path / "run")
@@ -143,7 +133,7 @@ def test_a_resumed_run_may_learn_more_slowly(copied):
     "flags, words",
     [
         ("--steps 3", "--steps 3: the checkpoint is of step 4 already"),
-        ("--steps 6 --seed 5", "has 1; leave the flag out"),
+        ("--steps 6 --seed 5", "has 0; leave the flag out"),
         ("--steps 6 --name fork", "has run; leave the flag out"),
         ("--steps 6 --method grpo", "has shear; leave the flag out"),
         *((f"--steps 6 {flag}", "leave the flag out") for flag in KEPT.split(",")),
@@ -239,19 +229,21 @@ def test_a_save_that_fails_anywhere_leaves_a_whole_checkpoint(whole, copied, fau
     assert len(chosen) > 8 and chosen == sorted(chosen) and set(chosen) == {3, 4}
 
 
-def test_a_run_killed_at_a_random_moment_goes_on_exactly(whole, cut):
+def test_a_run_killed_at_a_random_moment_goes_on_exactly(whole, untaught, tmp_path):
     """A run that kill -9 ended after its first checkpoint resumes to the uninterrupted one."""
-    cut.join()
-    assert cut.exitcode in (-signal.SIGKILL, 0)  # a fast machine may have ended it first
-    resume(cut.folder)
-    assert_same_run(whole, cut.folder)
+    argv = words_of(SIZES, "--model", untaught, "--steps 4 --out", tmp_path)
+    process = in_another_process(train_until_killed, argv)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    resume(tmp_path / "run")
+    assert_same_run(whole, tmp_path / "run")
 
 
 def test_a_run_killed_before_its_first_checkpoint_starts_again_under_its_name(
-    taught, tmp_path, monkeypatch, assert_refused
+    untaught, tmp_path, monkeypatch, assert_refused
 ):
     """Nothing of the first try stays; a run with a checkpoint, or a model, keeps its name."""
-    words = words_of(SIZES, "--model", taught, "--steps 1 --out", tmp_path)
+    words = words_of(SIZES, "--model", untaught, "--steps 1 --out", tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "save", interrupt)
         assert train.main(words) == 130
@@ -276,17 +268,21 @@ def test_a_run_that_another_process_finished_meanwhile_is_left_alone(whole, copi
     assert steps_in(copied) == [1, 2, 3, 4]
 
 
-def test_models_of_some_steps_are_kept_after_their_checkpoints(tmp_path, taught):
-    """`--keep-models 2` leaves the model of step 2 without its state; a resumed run leaves it, too."""
-    words = words_of(SIZES.replace("--keep 9", "--keep 1"), "--keep-models 2 --steps 3")
-    run_well(train, words, "--model", taught, "--out", tmp_path)
-    run = tmp_path / "run"
+def test_models_of_some_steps_are_kept_after_their_checkpoints(copied):
+    """`--keep-models 2` leaves the models of steps 2 and 4 without their states.
+
+    A run that is resumed leaves them, too.
+    """
 
     def left() -> dict[str, set[str]]:
-        return {path.name: {part.name for part in path.iterdir()} for path in files.steps_of(run)}
+        return {
+            path.name: {part.name for part in path.iterdir()} for path in files.steps_of(copied)
+        }
 
+    resume(copied, "--steps 5 --keep 1 --keep-models 2")
+    models = {"step-000002": {"model"}, "step-000004": {"model"}}
     whole = {"model", "state", "complete.json"}
-    assert left() == {"step-000002": {"model"}, "step-000003": whole}
-    assert [path.name for path in files.checkpoints_of(run)] == ["step-000003"]
-    run_well(train, "--resume", run, "--steps 5 --keep-models 4")
-    assert left() == {"step-000002": {"model"}, "step-000004": {"model"}, "step-000005": whole}
+    assert left() == models | {"step-000005": whole}
+    assert steps_in(copied) == [5]
+    resume(copied, "--steps 6 --keep-models 4")
+    assert left() == models | {"step-000006": whole}

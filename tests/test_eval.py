@@ -4,16 +4,17 @@ import json
 import os
 import shutil
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock
 
 import huggingface_hub
+import numpy as np
 import pytest
 from builders.case_files import cases
-from builders.commands import interrupt, run_well, words_of
+from builders.commands import run_well, words_of
 from builders.processes import in_another_process, on_two
+from builders.rollouts import rollouts_of
 from builders.runs import save_run
 from builders.small_models import save_model, turns_tokenizer
 from builders.stand_ins import generate_together, replace_sampler
@@ -27,13 +28,19 @@ from tasks import toy
 
 SMALL = "--block 16 --samples 2 --temperature 1 --threads 1"  # three blocks of a seed
 
+WIDTHS = 16, 32  # of the models of two runs
+
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, taught):
-    """Folders of two runs, which hold out the same problems; the model of the second solves some."""
+def runs(tmp_path_factory):
+    """Folders of two runs, which hold out the same problems; their models are untrained."""
     parent = tmp_path_factory.mktemp("runs")
-    shutil.copytree(taught, parent / "r1" / "model")
-    return [save_run(parent / "r0"), save_run(parent / "r1")]
+    folders = []
+    for width in WIDTHS:
+        folder = parent / f"r{width}"
+        save_model(folder / "model", toy.make_model(1, seed=0, width=width))
+        folders.append(save_run(folder))
+    return folders
 
 
 @pytest.fixture
@@ -44,11 +51,19 @@ def sampler(monkeypatch) -> Mock:
     return counted
 
 
-def test_a_model_gets_a_row_and_every_generation_one(runs, tmp_path, capsys):
+def answer_three(model, tokenizer, prompts: list[str], count: int, **limits):
+    """Rollouts that all answer 3, as \\boxed{3} if the model is that of the second run."""
+    text = r"\boxed{3}" if model.config.hidden_size == WIDTHS[1] else "3"
+    every_prompt = np.repeat(prompts, count).tolist()
+    return rollouts_of(tokenizer, every_prompt, [text] * len(every_prompt))
+
+
+def test_a_model_gets_a_row_and_every_generation_one(runs, tmp_path, monkeypatch, capsys):
     """The printed numbers are those of generations.jsonl; `--from` prints them without a model.
 
     Responses that are missing are told.
     """
+    replace_sampler(monkeypatch, answer_three)
     out = tmp_path / "out"
     runs = [shutil.copytree(run, tmp_path / name) for run, name in zip(runs, "ab", strict=True)]
     twice = [*runs, runs[1] / "model"]
@@ -86,8 +101,22 @@ def test_a_model_gets_a_row_and_every_generation_one(runs, tmp_path, capsys):
 # ---- resumption ----------------------------------------------------------------------------------
 
 
-def test_an_interrupted_run_goes_on_to_the_same_rows(runs, tmp_path, monkeypatch, sampler):
-    """An interrupted evaluation continues to the same bytes, also after a line that is cut off.
+def evaluate_until_killed(argv: list[str]) -> int:
+    """Evaluate until kill -9, which comes when the third block is sampled."""
+    calls = []
+
+    def sample(*inputs, **options):
+        calls.append(inputs)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return rollout(*inputs, **options)
+
+    replace_sampler(pytest.MonkeyPatch(), sample)
+    return command.main(argv)
+
+
+def test_a_killed_evaluation_goes_on_to_the_same_bytes(runs, tmp_path, monkeypatch, sampler):
+    """A killed evaluation continues to the same bytes, also after a line that is cut off.
 
     Whole blocks are not made again; a third run makes nothing, and loads no model.
     """
@@ -96,38 +125,17 @@ def test_an_interrupted_run_goes_on_to_the_same_rows(runs, tmp_path, monkeypatch
     path = tmp_path / "part" / "generations.jsonl"
     run_well(command, asked, tmp_path / "whole")
     whole = (tmp_path / "whole" / "generations.jsonl").read_text()
-    calls = [rollout, rollout, interrupt]
-    replace_sampler(monkeypatch, lambda *parts, **options: calls.pop(0)(*parts, **options))
-    assert command.main(part) == 130
+    process = in_another_process(evaluate_until_killed, part)
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     assert whole.startswith(path.read_text()) and len(read_lines(path)) == 32
     path.write_text(path.read_text()[:-20])  # as a kill in the middle of a line would leave it
     sampler.reset_mock()
-    replace_sampler(monkeypatch, sampler)
     run_well(command, part)
     assert path.read_text() == whole and sampler.call_count == 2
     monkeypatch.setattr("harness.models.load_model", None)
     run_well(command, part)
     assert path.read_text() == whole
-
-
-def test_a_killed_evaluation_goes_on_to_the_same_bytes(runs, tmp_path):
-    """It is killed by the system, twice, after some blocks."""
-    asked = words_of("--model", runs[1], SMALL, "--block 4 --seeds 0 1 2 3 --out")
-    run_well(command, asked, tmp_path / "whole")
-    path = tmp_path / "killed" / "generations.jsonl"
-    sizes = [0]
-    for _ in range(2):
-        process = in_another_process(command.main, [*asked, str(tmp_path / "killed")])
-        while not path.exists() or path.stat().st_size <= sizes[-1] + 5000:
-            assert process.is_alive()
-            time.sleep(0.001)
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-        sizes.append(path.stat().st_size)
-    whole = (tmp_path / "whole" / "generations.jsonl").read_bytes()
-    assert sizes[-1] < len(whole)
-    run_well(command, asked, tmp_path / "killed")
-    assert path.read_bytes() == whole
 
 
 def evaluate_as_rank(folder: Path, argv: list[str], status: int = 0) -> None:
@@ -137,11 +145,11 @@ def evaluate_as_rank(folder: Path, argv: list[str], status: int = 0) -> None:
 
 def test_two_ranks_write_the_bytes_of_one(runs, tmp_path):
     """They take blocks in turn; an odd number leaves the second idle."""
-    asked = words_of("--model", runs, SMALL, "--seeds 0 1 --out")
+    asked = words_of("--model", runs[0], SMALL, "--out")
     run_well(command, asked, tmp_path / "one")
     on_two(evaluate_as_rank, tmp_path, [*asked, str(tmp_path / "two")], joins=True)
     one, two = (tmp_path / name / "generations.jsonl" for name in ("one", "two"))
-    assert len(read_lines(one)) == 2 * 2 * 20 * 2 and one.read_bytes() == two.read_bytes()
+    assert len(read_lines(one)) == 20 * 2 and one.read_bytes() == two.read_bytes()
 
 
 def test_all_ranks_refuse_what_one_cannot_read(runs, tmp_path, capfd):

@@ -1,40 +1,115 @@
-"""The whole of train.py on the embedded task, at a small size, with nothing replaced."""
+"""train.py on the embedded task: a batch, a short run, and a whole training."""
 
 import contextlib
-import io
 import json
+import random
 
 import pytest
-from builders.commands import run_well
+import torch
+from builders.commands import RUN_FLAGS, run_well
+from builders.rollouts import rollouts_of
+from builders.runs import ALONE, config_from, run_of, sharded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
+from credit.batch import Batch
 from harness.files import read_lines
+from harness.load import make_task
+from harness.log import Clock
 from tasks import toy
 
-# Two lines a problem, a fourth of the parameters, fewer steps; the rest are defaults.
-SMALLER = "--toy-lines 2 --toy-width 64 --steps 16 --heldout 128 --eval-groups 16"
+
+@pytest.mark.parametrize("method", ["grpo", "shear"])
+def test_each_update_raises_what_has_credit(method):
+    """Each of four updates on one batch raises the sum of advantage times log-probability.
+
+    The batch has two careful and two careless demonstrations of each of four problems. The test
+    fails if credit, loss or update pull the wrong way.
+    """
+    flags = "--toy-lines 5 --prompts-per-step 4 --prompts-per-update 2 --rollouts-per-prompt 4"
+    config = config_from([*flags.split(), "--method", method])
+    tokenizer = toy.make_tokenizer()
+    config, task, _ = make_task(config, tokenizer, 512)
+    run = sharded(run_of(config, task, toy.make_model(5, seed=0, width=64), tokenizer))
+    rng = random.Random(0)
+    problems = task.train[:4]
+    prompts = []
+    responses = []
+    for problem in problems:
+        for careless in (False, False, True, True):
+            prompts.append(problem["problem"])
+            responses.append(toy.demonstrate(problem, rng, careless=careless))
+    rollouts = rollouts_of(tokenizer, prompts, responses)
+    batch = Batch.of(rollouts, task.verdicts(problems, rollouts), problems)
+    batch = train.score_and_credit(run, batch, Clock(ALONE.device))
+    assert 8 <= batch.rewards.sum() <= 12  # careless work may be right by chance
+    gains = [0.0]
+    for step in range(4):
+        train.update(run, batch, step)
+        rise = run.context.score(rollouts).log_probs - batch.log_probs
+        gains.append((rise * batch.token_advantages).sum().item())
+    assert gains == sorted(gains) and gains[-1] > 1
 
 
 @pytest.fixture(scope="module")
-def learning(tmp_path_factory):
-    """The folder of a run by `python train.py` and SMALLER, with what it `printed`."""
-    out = tmp_path_factory.mktemp("learning")
-    printed = io.StringIO()
-    with contextlib.chdir(out), contextlib.redirect_stdout(printed):
-        run_well(train, SMALLER, "--out .")
-    folder = out / "embedded-shear-1"
-    (folder / "printed").write_text(printed.getvalue())
-    return folder
+def short(tmp_path_factory):
+    """The folder of a run of two steps after two batches of warm-up, with what it `printed`.
+
+    Its verdicts alternate, so that both steps have gradients.
+    """
+    out = tmp_path_factory.mktemp("short")
+    flags = "--use builders.alternating --warmup-steps 2 --toy-width 16 --steps 2 --name run"
+    with (out / "printed").open("w") as file, contextlib.redirect_stdout(file):
+        run_well(train, RUN_FLAGS, flags, "--out", out)
+    (out / "printed").rename(out / "run" / "printed")
+    return out / "run"
 
 
-def test_shear_learns_the_embedded_task(learning):
+def test_a_run_prints_its_parts(short):
+    """It tells the plan, the evaluations, a row per step, and what to do next."""
+    printed = (short / "printed").read_text()
+    parts = "4 prompts x 4 rollouts", "right answers, greedy", "\n1/2 ", "\n2/2 ", "next: python"
+    places = [printed.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_a_run_leaves_what_it_promises(short):
+    """It leaves config, metrics, samples with weights, its start, and a model that loads."""
+    config = json.loads((short / "config.json").read_text())
+    assert config["lr"] == 1e-4 and config["window"] == 12 and "torch" in config["versions"]
+    before, *metrics, after = read_lines(short / "metrics.jsonl")
+    assert before["before"] and after["after"]
+    assert [row["step"] for row in metrics] == [1, 2]
+    first = metrics[0]
+    assert first["abs_log_ratio"] < 1e-5 and first["nbar"] > 0
+    assert first["eps_over_nbar"] == pytest.approx(0.05)
+    phases = {"generate", "grade", "score", "weights", "wait", "train", "measure"}
+    assert set(first["seconds"]) == phases
+    samples = read_lines(short / "samples.jsonl")
+    assert len(samples) == 2 * 4
+    assert {"response", "reason", "first_error", "advantage"} <= samples[0].keys()
+    for row in samples:
+        weights = row["weights"]["shear"]
+        assert len(row["tokens"]) == len(weights)
+        assert row["advantage"] != 0 and set(weights) != {1.0}
+    for name in ("model", "start"):
+        model = AutoModelForCausalLM.from_pretrained(short / name)
+        tokenizer = AutoTokenizer.from_pretrained(short / name)
+        logits = model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits
+        assert logits.shape[-1] == len(toy.symbols_of(1)) and torch.isfinite(logits).all()
+
+
+@pytest.mark.long
+def test_shear_learns_the_embedded_task(tmp_path):
     """From a warm-up to a better policy: held-out accuracy rises, and weights find the error.
 
-    Greedy accuracy rose by .12 to .16 with three seeds of training, sampled accuracy by .07 to .13.
-    It fails if credit, loss or update pull the wrong way: then both fall.
+    There are two lines a problem, a fourth of the parameters and fewer steps; the rest are
+    defaults. Greedy accuracy rose by .12 to .16 with three seeds of training, sampled accuracy by
+    .07 to .13. It fails if credit, loss or update pull the wrong way: then both fall.
     """
-    first, *_, last = read_lines(learning / "metrics.jsonl")
+    flags = "--toy-lines 2 --toy-width 64 --steps 16 --heldout 128 --eval-groups 16 --name run"
+    run_well(train, flags, "--out", tmp_path)
+    first, *_, last = read_lines(tmp_path / "run" / "metrics.jsonl")
     before = first["before"]
     after = last["after"]
     assert 0.3 < before["greedy"][0] < 0.8  # a misconception is left, and the rest is known
@@ -42,36 +117,3 @@ def test_shear_learns_the_embedded_task(learning):
     assert after["sampled"][0] >= before["sampled"][0] + 0.02
     found = after["localisation"]
     assert found["auc"] > max(0.85, found["auc_position"])
-
-
-def test_a_run_prints_its_parts(learning):
-    """It tells the plan, the evaluations, a row per step, and what to do next."""
-    printed = (learning / "printed").read_text()
-    before, after = printed.split("\n2/16 ")
-    assert "16 prompts x 8 rollouts" in before and "right answers, greedy" in after
-
-
-def test_a_run_leaves_what_it_promises(learning):
-    """It leaves config, metrics, samples with weights, a picture, and a model's folder."""
-    config = json.loads((learning / "config.json").read_text())
-    assert config["lr"] == 1e-4 and config["window"] == 12 and "torch" in config["versions"]
-    before, *metrics, after = read_lines(learning / "metrics.jsonl")
-    assert before["before"] and after["after"]
-    assert [row["step"] for row in metrics] == list(range(1, 17))
-    first = metrics[0]
-    assert first["abs_log_ratio"] < 1e-5 and first["nbar"] > 0
-    assert first["eps_over_nbar"] == pytest.approx(0.05)
-    phases = {"generate", "grade", "score", "weights", "wait", "train", "measure"}
-    assert set(first["seconds"]) == phases
-    samples = read_lines(learning / "samples.jsonl")
-    assert len(samples) == 16 * 8
-    assert {"response", "reason", "first_error", "advantage"} <= samples[0].keys()
-    # where right does not oppose wrong, each weight is 1
-    for row in samples:
-        weights = row["weights"]["shear"]
-        assert len(row["tokens"]) == len(weights)
-        assert (set(weights) == {1.0}) == (row["advantage"] == 0)
-    model = AutoModelForCausalLM.from_pretrained(learning / "model")
-    tokenizer = AutoTokenizer.from_pretrained(learning / "model")
-    logits = model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits
-    assert logits.shape[-1] == len(toy.symbols_of(2))

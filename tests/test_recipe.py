@@ -4,11 +4,10 @@ import dataclasses
 import inspect
 import math
 import re
-import subprocess
-import sys
 
 import pytest
 from builders.case_files import DOCS, ROOT, cases
+from builders.processes import run_script
 
 import eval as evaluation
 from credit.settings import Shear
@@ -92,27 +91,22 @@ def test_functions_for_other_trainers_have_the_same_defaults():
     assert [limit.default for limit in limits] == [5, 10]
 
 
-RUN = """
-import runpy, sys
-sys.argv = {argv}
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-except SystemExit as end:
-    print("status", end.code, {{"torch", "transformers", "sympy"}} & set(sys.modules))
-"""
+@pytest.fixture
+def said(tmp_path, monkeypatch):
+    """A function that returns what a command prints, where what is heavy cannot be imported."""
+    monkeypatch.setenv("COLUMNS", "80")
 
+    def run(script: str, words: str, expected: int = 2) -> str:
+        heavy = "torch", "transformers", "sympy"
+        status, printed = run_script(ROOT, script, words.split(), tmp_path / "printed", heavy)
+        assert status == expected, printed
+        return printed
 
-def said(command: str, words: str, status: int = 2) -> str:
-    """What a command prints that ends with this status before it imports what is heavy."""
-    code = RUN.format(argv=[command, *words.split()])
-    options = dict(cwd=ROOT, env={"COLUMNS": "80", "PYTHONPATH": "."}, text=True)
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, **options)
-    assert f"status {status} set()" in ended.stdout, ended
-    return ended.stdout + ended.stderr
+    return run
 
 
 @pytest.mark.parametrize("command", ["train.py", "eval.py"])
-def test_mistakes_are_answered_without_torch(command):
+def test_mistakes_are_answered_without_torch(command, said):
     """The answer names the nearest flag."""
     assert "Error parsing --max-tokens" in said(command, "--max-tokens modell")
     assert "Unrecognized options: --modell" in said(command, "--modell M")
@@ -132,13 +126,13 @@ def test_mistakes_are_answered_without_torch(command):
         ),
     ],
 )
-def test_what_is_the_user_s_own_is_answered_without_torch(words, sentence):
+def test_what_is_the_user_s_own_is_answered_without_torch(words, sentence, said):
     """A rule, a folder, a reward, a file and its rows are checked before torch is imported."""
     assert sentence in said("train.py", words)
 
 
 @pytest.mark.parametrize("command", ["train.py", "eval.py"])
-def test_help_shows_all_flags_with_their_defaults(command):
+def test_help_shows_all_flags_with_their_defaults(command, said):
     """In 80 columns, without torch, it has the embedded task's, or with --model the paper's."""
     text = said(command, "--help", 0)
     assert max(len(line) for line in text.splitlines()) <= 80

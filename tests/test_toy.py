@@ -176,7 +176,7 @@ def test_warm_up_teaches_the_format_and_leaves_no_gradient():
     One that is left would leak into the first policy update; one that is not finite ends the
     warm-up.
     """
-    model = toy.make_model(2, seed=0)
+    model = toy.make_model(2, seed=0, width=64)
     first = toy.warm_up(model, 2, set(), steps=1, seed=0)
     last = toy.warm_up(model, 2, set(), steps=25, seed=1)
     assert last < 0.75 * first

@@ -8,6 +8,14 @@ from unittest.mock import Mock
 RUN_FLAGS = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2 ".split()
 RUN_FLAGS += "--heldout 8 --eval-groups 4".split()
 
+# Flags of a run that takes a second and learns nothing: its verdicts alternate, so that an untrained
+# model gets gradients.
+BRIEF_FLAGS = (
+    "--task embedded --toy-lines 1 --use builders.alternating --prompts-per-step 4 ".split()
+)
+BRIEF_FLAGS += "--rollouts-per-prompt 4 --prompts-per-update 2 --heldout 4 --eval-groups 2".split()
+BRIEF_FLAGS += "--max-tokens 8 --window 4 --stride 2 --max-iters 20".split()
+
 
 class MakesAFolder:
     """Makes a folder where it is unpickled."""

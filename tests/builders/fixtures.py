@@ -87,6 +87,17 @@ def qwen_folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def untaught(tmp_path_factory):
+    """The folder of an untrained model of the embedded task, narrow, for problems of one line."""
+    from builders.small_models import save_model
+
+    from tasks import toy
+
+    folder = tmp_path_factory.mktemp("models") / "untaught"
+    return save_model(folder, toy.make_model(1, seed=0, width=16))
+
+
+@pytest.fixture(scope="session")
 def taught(tmp_path_factory):
     """The folder of `teach`; the first process of the tests that needs it makes it for all."""
     parent = tmp_path_factory.getbasetemp()
