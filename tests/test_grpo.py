@@ -18,7 +18,7 @@ from transformers import (
 )
 
 import grpo
-from grpo import Policy, Rollouts, cat_padded, decode, group_advantages, policy_loss, rollout, score
+from grpo import Policy, Rollouts, decode, group_advantages, policy_loss, rollout, score
 from harness import fsdp
 from harness.fsdp import deal
 from harness.models import stop_ids
@@ -180,20 +180,23 @@ def qwen(qwen_folder) -> tuple:
     return model, AutoTokenizer.from_pretrained(qwen_folder)
 
 
-def test_rollouts_keep_the_sampled_ids_up_to_the_stop_token(tiny):
+def test_rollouts_keep_the_sampled_ids_up_to_a_stop_token(qwen):
     """The mask is 1 through the first stop token, and `truncated` where there is none.
 
-    The text is decoded from just these ids.
+    Qwen's folder names <|endoftext|> and its tokenizer <|im_end|>; both end a response. The text is
+    decoded from just the ids before it.
     """
-    tokenizer = tiny[1]
-    rollouts = sample_rollouts(tiny, group_size=16)
-    assert len(rollouts.texts) == 32 and 0 < rollouts.truncated.sum() < 32
+    stops = stop_ids(*qwen)
+    rollouts = rollout(*qwen, ["x"], 60, max_tokens=40, temperature=1.0, stops=stops)
+    seen = set()
     for row, mask in enumerate(rollouts.mask):
-        kept = rollouts.ids[row, : mask.sum()]
+        kept = rollouts.ids[row, : mask.sum()].tolist()
         assert not mask[len(kept) :].any()
-        ends = (kept == tokenizer.eos_token_id).nonzero().flatten().tolist()
-        assert ends == ([] if rollouts.truncated[row] else [len(kept) - 1])
-        assert rollouts.texts[row] == tokenizer.decode(kept[: len(kept) - len(ends)])
+        ends = [token for token in kept if token in stops]
+        assert ends == ([] if rollouts.truncated[row] else [kept[-1]])
+        assert rollouts.texts[row] == decode(qwen[1], kept[: len(kept) - len(ends)])
+        seen.update(ends)
+    assert seen == {0, 2} and rollouts.truncated.any()
 
 
 def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen):
@@ -214,7 +217,7 @@ def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen):
         logits = model(torch.tensor([tokenizer("x")["input_ids"]])).logits[0, -1]
     expected = draws * (logits.double() / 0.2).softmax(-1)
     counts = rollouts.ids[:, 0].bincount(minlength=len(expected))
-    assert len(expected) == 259 and chisquare(counts, expected).pvalue > 1e-5
+    assert chisquare(counts, expected).pvalue > 1e-5
     assert model.generation_config.top_k == 1  # and the folder's file is left as it was
 
 
@@ -229,14 +232,6 @@ def test_prompts_of_like_length_are_generated_together(tiny):
         assert [text] == rollout(*tiny, [prompt], 1, **greedy).texts
 
 
-def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen):
-    """Qwen names <|endoftext|> in one file and <|im_end|> in the other; both end a response."""
-    assert stop_ids(*qwen) == [0, 2]
-    rollouts = rollout(*qwen, ["x"], 60, max_tokens=40, temperature=1.0, stops=[0, 2])
-    last = rollouts.ids[torch.arange(60), rollouts.mask.sum(1) - 1]
-    assert {0, 2} <= set(last.tolist())
-
-
 @pytest.mark.parametrize(
     "change, expected",
     [
@@ -244,7 +239,7 @@ def test_every_stop_id_of_folder_and_tokenizer_ends_a_response(qwen):
         ({"tokenizer": "<|endoftext|>"}, [0, 2]),
         ({"generation": [7, 8]}, [2, 7, 8]),
         ({"config": 9, "generation": 7}, [2, 7, 9]),
-        ({"template": "{{ messages[1]['content'] }} <|eot|>\n<|im_start|>"}, [2, "<|eot|>"]),
+        ({"template": "{{ messages[1]['content'] }} <|eot|>\n<|im_start|>"}, [2, 259]),
         ({"template": "<|eot|>{{ messages[1]['content'] }}. <|eot|>"}, [2]),  # a letter follows
         ({"template": "<|eot|>"}, [2]),  # the words are not in it
         ({"template": "{{ raise_exception('no') }}"}, [2]),
@@ -258,8 +253,7 @@ def test_stop_ids_come_from_every_place_that_names_one(change, expected, qwen):
     model.config.eos_token_id = change.get("config")
     tokenizer.eos_token = change.get("tokenizer")
     tokenizer.chat_template = change.get("template")
-    names = {"<|eot|>": tokenizer.convert_tokens_to_ids("<|eot|>")}
-    assert stop_ids(model, tokenizer) == [names.get(name, name) for name in expected]
+    assert stop_ids(model, tokenizer) == expected
 
 
 def test_texts_keep_the_spaces_that_were_sampled(qwen):
@@ -337,5 +331,3 @@ def test_rollouts_of_several_ranks_become_one_batch(tiny):
     assert again.texts == whole.texts and torch.equal(again.truncated, whole.truncated)
     assert torch.equal(again.prompt_ids[again.prompt_mask], whole.prompt_ids[whole.prompt_mask])
     assert torch.equal(again.ids[again.mask], whole.ids[whole.mask])
-    padded = cat_padded([torch.ones(1, 2), torch.ones(1, 3)], left=True, fill=7)
-    assert padded.tolist() == [[7, 1, 1], [1, 1, 1]]

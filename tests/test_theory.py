@@ -21,14 +21,7 @@ from scipy import stats
 from scipy.optimize import linear_sum_assignment, linprog
 from torch.nn.utils.rnn import pad_sequence
 
-from shear import (
-    closest_of,
-    closest_spans,
-    every_pair,
-    shear_advantages,
-    shear_weights,
-    token_weights,
-)
+from shear import closest_spans, shear_advantages, shear_weights, token_weights
 from sinkhorn import sinkhorn
 
 RADIUS = 1.0  # (A2)'s M
@@ -161,15 +154,6 @@ def test_lemma_1_bounds_are_attained(must_fail):
         assert itself.value_linear.item() == pytest.approx(0.1 * math.log(9))
 
 
-def closest_by_cost(costs, right, wrong, eps):
-    """A wrong variant of `closest_spans`: the transport cost alone, without Eq. (10)'s KL term."""
-
-    def cost(blocks, a, b):
-        return sinkhorn(blocks, a, b, eps=eps).value_linear
-
-    return closest_of(every_pair(costs, right.spans, wrong.spans, cost))
-
-
 def test_lemma_1_weights_of_equal_spans_are_the_floor(must_fail):
     """Lemma 1, of weights: for two sides alike of n far-apart tokens, omega = eps log n.
 
@@ -181,8 +165,6 @@ def test_lemma_1_weights_of_equal_spans_are_the_floor(must_fail):
     assert weigh(rollouts, [1, 0], **one_span)[0] == floor
     with must_fail("eps in units of the distances"):
         assert weigh(rollouts, [1, 0], eps_unit="raw", **one_span)[0] == floor
-    with must_fail("the cost of the plan, without the KL term"):
-        assert weigh(rollouts, [1, 0], closest=closest_by_cost, **one_span)[0] == floor
 
 
 def test_appendix_b_w_eps_keeps_an_order_of_spans_beyond_eps_log_n(must_fail):
@@ -195,17 +177,15 @@ def test_appendix_b_w_eps_keeps_an_order_of_spans_beyond_eps_log_n(must_fail):
     floor = 0.35 * math.log(n)
     axes = 7 * np.eye(18)
 
-    def far_minus_near(gap, closest=closest_spans):
+    def far_minus_near(gap):
         far = axes[16] + gap * np.eye(18)[17]
         rollouts = [[*axes[:n], *[axes[16]] * n], [*axes[:n], *[far] * n]]
-        options = dict(window=n, stride=n, eps=0.35, eps_unit="raw", closest=closest)
-        omega, _ = weigh(rollouts, [1, 0], **options)
+        omega, _ = weigh(rollouts, [1, 0], window=n, stride=n, eps=0.35, eps_unit="raw")
         return omega[1, n] - omega[1, 0]
 
     assert far_minus_near(1.05 * floor) > 1e-3
     with must_fail("a gap of less than eps log n"):
         assert far_minus_near(0.8 * floor) > 1e-3
-    assert far_minus_near(0.8 * floor, closest_by_cost) > 1e-3  # which has no floor
 
 
 def test_assumption_a3_rate_holds_at_three_dimensions_and_not_below(must_fail):
@@ -240,19 +220,18 @@ def test_assumption_a3_rate_holds_at_three_dimensions_and_not_below(must_fail):
 def test_equation_18_one_token_moves_the_distance_by_at_most_2m_over_n(must_fail):
     """Eq. (18): one h_t moves W1(Phat_n, Pbar) by at most 2 M / n; one that crosses the ball does.
 
-    Row k of the masses is a span of n tokens with k of them at LEFT, against the others' Dirac and
-    against a fair coin.
+    Pbar is a fair coin, and k of the span's n tokens are at LEFT, k from 0 to n.
     """
     n = 10
-    share = torch.arange(n + 1) / n
-    spans = torch.stack([share, 1 - share], 1).double()  # (n + 1, 2)
-    costs = np.broadcast_to(euclidean([LEFT, RIGHT], [LEFT, RIGHT]), (n + 1, 2, 2)).copy()
-    to_dirac = solve(costs, spans, torch.tensor([0.0, 1.0])).value
-    to_coin = solve(costs, spans, torch.tensor([0.5, 0.5])).value
-    assert to_coin.diff().abs().max() <= 2 * RADIUS / n + FLOOR
-    assert to_dirac.diff().numpy() == pytest.approx(2 * RADIUS / n, abs=1e-6)
+    span = [RIGHT] * n
+    values = []
+    for k in range(n + 1):
+        values.append(solve(euclidean(span, [LEFT, RIGHT])).value.item())
+        span[k % n] = LEFT
+    moved = np.abs(np.diff(values))
+    assert moved.max() <= 2 * RADIUS / n + FLOOR
     with must_fail("M / n"):
-        assert to_coin.diff().abs().max() <= RADIUS / n + FLOOR
+        assert moved.max() <= RADIUS / n + FLOOR
 
 
 def test_equation_18_tail_is_sub_gaussian(must_fail):
@@ -377,8 +356,6 @@ def test_theorem_2_ii_iii_and_proposition_f1_ii_iii_repaired(side, must_fail):
     assert after - before >= star - 2 * eta - slack > 0
     with must_fail("D of the span at the same place"):
         assert 0.98 * math.dist(LEFT, RIGHT) - eta - slack <= after
-    with must_fail("a larger D*"):
-        assert 1.2 * star - eta - slack <= after
     with must_fail("a smaller D*"):
         assert after <= 0.8 * star + eta
 
@@ -624,26 +601,3 @@ def test_h3_and_remark_1_credit_grows_after_errors_with_the_sign_of_a(side, must
     assert size[off].min() > size[on_track].max() + 0.5
     with must_fail("a border without blur"):
         assert size[off].min() > size[~off].max() + 0.5
-
-
-def test_algorithm_1_takes_the_theorems_to_its_weights(must_fail):
-    """Algorithm 1: nbar omega_t is the largest d_min of the spans that cover t, up to eps log w.
-
-    So what holds of d_min of Eq. (8), with exact W1, holds of weights.
-    """
-    rng = np.random.default_rng(13)
-    right = rng.normal(size=(14, 3)) * np.linspace(0.2, 3, 14)[:, None]
-    wrong = rng.normal((4, 1, 0), size=(12, 3))
-    closest = partial(closest_spans, max_iters=3000)
-    options = dict(window=8, stride=2, eps=EPS, closest=closest)
-    omega, nbar = weigh([right, wrong], [1, 0], **options)
-    d_min = {}
-    for start in (0, 2, 4, 6):
-        span = right[start : start + 8]
-        d_min[start] = min(w1(span, wrong[other : other + 8]) for other in (0, 2, 4))
-    floor = EPS * nbar * math.log(8)
-    for t in range(14):
-        covering = [d_min[start] for start in d_min if start <= t < start + 8]
-        assert max(covering) - 1e-3 <= nbar * omega[0, t] <= max(covering) + floor + 1e-3
-    with must_fail("the mean over the spans that cover a token"):
-        assert nbar * omega[0, 7] <= np.mean(list(d_min.values())) + floor + 1e-3

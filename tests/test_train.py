@@ -3,7 +3,6 @@
 import copy
 import json
 import os
-import pickle
 import random
 import shutil
 import signal
@@ -125,18 +124,6 @@ def test_a_rollout_without_a_verdict_counts_for_nothing(must_fail):
         assert_close(Batch.of(rollouts_like(mask), verdicts, [{}]).advantages, batch.advantages)
 
 
-def test_the_first_update_starts_at_ratio_1(make_step, must_fail):
-    """rho = 1 for the policy that sampled, so the loss is minus the mean token advantage."""
-    step = make_step("--prompts-per-update 4 --temperature .7")
-    token_advantages = torch.randn(step.mask.shape) * step.mask
-    metrics = step.update(token_advantages)
-    assert metrics["abs_log_ratio"] < 1e-5 and metrics["clip_share"] == 0
-    mean = token_advantages.sum().item() / step.mask.sum().item()
-    assert metrics["loss"] == pytest.approx(-mean, rel=1e-3)
-    with must_fail("after an update"):
-        assert step.update(token_advantages)["abs_log_ratio"] < 1e-5
-
-
 def written_out_updates(step: Step, old_log_probs, token_advantages) -> tuple[list, list]:
     """The weights after the updates of step 2, and the gradient norms, a rollout at a time in float64.
 
@@ -239,13 +226,18 @@ def test_rollouts_without_advantage_cost_no_pass(make_step):
 def test_a_rule_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(
     drops, counted, make_step, monkeypatch
 ):
-    """Half of the rollouts have no credit; the mean is over the tokens of all, or of the others."""
+    """Half of the rollouts have no credit; the mean is over the tokens of all, or of the others.
+
+    rho = 1 for the policy that sampled, so the loss is minus the mean token advantage.
+    """
     monkeypatch.setitem(RULES, "grpo", RULES["grpo"]._replace(drops_uncredited=drops))
-    step = make_step("--prompts-per-update 4 --method grpo")
+    step = make_step("--prompts-per-update 4 --temperature .7 --method grpo")
     token_advantages = 1.0 * step.mask
     token_advantages[8:] = 0
-    expected = -(step.mask[:8].sum() / step.mask[:counted].sum()).item()
-    assert step.update(token_advantages)["loss"] == pytest.approx(expected, rel=1e-4)
+    metrics = step.update(token_advantages)
+    mean = (token_advantages.sum() / step.mask[:counted].sum()).item()
+    assert metrics["loss"] == pytest.approx(-mean, rel=1e-4)
+    assert metrics["abs_log_ratio"] < 1e-5
 
 
 def test_a_filler_row_counts_for_nothing(make_step, monkeypatch):
@@ -283,26 +275,25 @@ def test_updates_that_are_not_finite_are_skipped(make_step):
 def test_states_exist_for_a_block_of_whole_groups_at_a_time(make_step, monkeypatch):
     """Blocks of a group, two, or all give the same token advantages; states never leave a block."""
     step = make_step("--window 4 --stride 2")
-    seen = []
+    groups = []  # of each block
 
     def noted(block, context):
         assert len(block.hidden) == block.mask.sum()
-        seen.append(len(block.problems))
+        groups.append(len(block.problems))
         return shear(block, context)
 
     shear = RULES["shear"].credit
     blocks = Batch.blocks
     monkeypatch.setitem(RULES, "shear", RULES["shear"]._replace(credit=noted))
-    found = []
-    for tokens in (1, int(step.mask[:8].sum()), 2**20):
+    whole = step.credit()
+    for tokens in (1, int(step.mask[:8].sum())):
         monkeypatch.setattr(Batch, "blocks", partialmethod(blocks, most=tokens))
         batch = step.credit()
-        assert batch.hidden is None and len(pickle.dumps(batch)) < 100_000
-        found.append((batch.token_advantages, batch.log_probs))
-    assert seen[:5] == [1, 1, 1, 1, 2] and sum(seen[4:-1]) == seen[-1] == 4
-    assert_close(found[0], found[2], atol=2e-5, rtol=1e-4)
-    assert_close(found[1], found[2], atol=2e-5, rtol=1e-4)
-    assert found[0][0].abs().max() > 0.01
+        assert batch.hidden is None
+        assert_close(batch.token_advantages, whole.token_advantages, atol=2e-5, rtol=1e-4)
+        assert_close(batch.log_probs, whole.log_probs, atol=2e-5, rtol=1e-4)
+    assert groups[:6] == [4, 1, 1, 1, 1, 2] and sum(groups[5:]) == 4
+    assert whole.token_advantages.abs().max() > 0.01
 
 
 def test_grpo_does_not_keep_hidden_states(make_step, monkeypatch):
@@ -429,12 +420,8 @@ def test_code_problems_train_and_infra_errors_are_counted(
     metrics = read_lines(tmp_path / "code-shear-1" / "metrics.jsonl")[1]
     assert 0 < metrics["infra_errors"] < 32 and metrics["reward"] == 0
     printed = " ".join(capsys.readouterr().out.split())
-    for sentence in (
-        "WARNING: 1 problem(s) held out are trained on, too",
-        "rewards are equal in each group, so nothing is learned",
-        "a pass over --data takes",
-    ):
-        assert sentence in printed
+    assert "WARNING: 1 problem(s) held out are trained on, too" in printed
+    assert "rewards are equal in each group, so nothing is learned" in printed
     assert read_lines(tmp_path / "code-shear-1" / "samples.jsonl")[0]["tests"] == problem["tests"]
 
 
