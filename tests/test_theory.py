@@ -78,11 +78,8 @@ def distances(side, window, own, opposing):
     return nbar * omega[0, : len(own)]
 
 
-# The law of a token is {place: chance}; a span is given as the laws of its tokens, or as a draw.
-
-
 def coin(heads):
-    """The law of a token that is at RIGHT with this chance, and otherwise at LEFT."""
+    """The law {place: chance} of a token that is at RIGHT with this chance, otherwise at LEFT."""
     return {LEFT: 1 - heads, RIGHT: heads}
 
 
@@ -115,14 +112,21 @@ def noise(span):
 
 
 def expected(side, own, opposing):
-    """E d_min of one span against opposing rollouts, all given as laws, over all outcomes."""
-    ends = np.cumsum([len(own), *map(len, opposing)])
-    total = 0.0
-    for outcome in product(*(law.items() for law in sum(opposing, own))):
-        places = [place for place, _ in outcome]
-        span, *rollouts = np.split(places, ends[:-1])
-        total += math.prod(p for _, p in outcome) * distances(side, len(own), span, rollouts)[0]
-    return total
+    """E d_min of one span against opposing rollouts, exactly: the mean over all outcomes.
+
+    All are given as the laws of their tokens.
+    """
+    laws = list(own)
+    starts = []  # of the opposing rollouts among all tokens
+    for rollout in opposing:
+        starts.append(len(laws))
+        laws += rollout
+    mean = 0.0
+    for places in product(*laws):
+        span, *rollouts = np.split(places, starts)
+        probability = math.prod(law[place] for law, place in zip(laws, places, strict=True))
+        mean += probability * distances(side, len(own), span, rollouts)[0]
+    return mean
 
 
 # ---- the distance --------------------------------------------------------------------------------
@@ -441,7 +445,7 @@ def population_distance(points, p, q):
     return solve(euclidean(points, points), torch.tensor(p), torch.tensor(q)).value.item()
 
 
-def test_proposition_d1_a_distance_of_the_means(must_fail):
+def test_proposition_d1_a_distance_of_the_means():
     """Prop. D.1 (a): D >= ||E_P h - E_Q h||, with equality for a translation."""
     points, p, q = random_laws()
     assert population_distance(points, p, q) >= np.linalg.norm((p - q) @ points)
@@ -449,8 +453,6 @@ def test_proposition_d1_a_distance_of_the_means(must_fail):
     left = np.array([0.5, 0.5, 0, 0])
     moved = population_distance(square, left, left[::-1].copy())
     assert 0.6 - 1e-6 <= moved <= 0.6 + FLOOR
-    with must_fail("a larger factor"):
-        assert moved >= 1.2 * 0.6
 
 
 def test_proposition_d1_b_distances_to_a_centre(must_fail):
@@ -486,15 +488,13 @@ def test_proposition_d1_c_kantorovich_rubinstein(must_fail):
         assert distance <= supremum(0.8) + floor
 
 
-def test_proposition_d1_d_total_variation(must_fail):
+def test_proposition_d1_d_total_variation():
     """Prop. D.1 (d): D <= 2 M TV, attained by opposite Diracs."""
     points, p, q = random_laws()
     variation = np.abs(p - q).sum() / 2
     assert population_distance(points, p, q) <= 2 * RADIUS * variation
     diracs = population_distance([LEFT, RIGHT], np.array([1.0, 0]), np.array([0, 1.0]))
     assert diracs == pytest.approx(2 * RADIUS)
-    with must_fail("M TV"):
-        assert diracs <= RADIUS
 
 
 # ---- what follows for weights --------------------------------------------------------------------
@@ -532,7 +532,7 @@ def drifted_share(window, stride, pool=token_weights):
     return weigh([own, [own[0]] * 60], [0, 1], **options)[0][0] / math.sqrt(2)
 
 
-def test_h1_max_pooling_keeps_the_post_divergence_distance(must_fail):
+def test_h1_max_pooling_keeps_the_post_divergence_distance():
     """App. H.1: the first drifted token has the full distance under max, half of it under mean.
 
     Of w spans that cover it, 1 to w tokens have drifted: (w + 1) / (2 w) in the mean.
@@ -540,8 +540,6 @@ def test_h1_max_pooling_keeps_the_post_divergence_distance(must_fail):
     assert drifted_share(window=10, stride=1)[30] == pytest.approx(1, abs=1e-4)
     diluted = drifted_share(window=10, stride=1, pool=mean_weights)[30]
     assert diluted == pytest.approx(11 / 20, abs=1e-4)
-    with must_fail("mean pooling"):
-        assert diluted == pytest.approx(1, abs=1e-4)
 
 
 @pytest.mark.parametrize("stride", [1, 5])
