@@ -56,7 +56,7 @@ def start(tmp_path_factory):
 class Step:
     """A run that is ready for a step, and 16 rollouts in the place of those it would sample.
 
-    There are 4 problems with 4 rollouts of 3 to 20 random tokens each, and every other is right. An
+    There are 4 problems with 4 rollouts of 1 to 20 random tokens each, and every other is right. An
     update takes 2 problems, so a step has 2 updates. The model is untrained. `update` takes token
     advantages that a test made up.
     """
@@ -68,7 +68,8 @@ class Step:
         self.problems = context.task.train[:4]
         prompts = [context.task.prompt(self.problems[row // 4]) for row in range(16)]
         prompt = pad_left(token_ids(context.tokenizer, prompts), 0, "cpu")
-        self.mask = torch.arange(20) < torch.randint(3, 21, (16, 1))
+        lengths = torch.cat([torch.tensor([1, 20]), torch.randint(2, 21, (14,))])
+        self.mask = torch.arange(20) < lengths[:, None]
         ids = torch.randint(len(context.tokenizer), self.mask.shape)
         self.rollouts = Rollouts(*prompt, ids, self.mask, torch.ones(16).bool(), [""] * 16)
         self.old_log_probs = context.score(self.rollouts).log_probs  # (16, 20)
@@ -177,6 +178,7 @@ def test_updates_are_those_of_a_written_out_loop(make_step):
     old_log_probs = step.old_log_probs + 0.4 * torch.randn(step.mask.shape)
     token_advantages = torch.randn(step.mask.shape) * step.mask
     token_advantages[4:8] = 0  # a group of equal rewards: no gradient, but its tokens count
+    token_advantages[8:12, 0] = 0  # credit for later tokens alone
     expected, norms = written_out_updates(step, old_log_probs, token_advantages)
     metrics = step.update(token_advantages, old_log_probs, step=2)
     assert min(norms) > 0.06 and metrics["grad_norm"] == pytest.approx(sum(norms) / 2, rel=1e-5)
@@ -275,11 +277,12 @@ def test_updates_that_are_not_finite_are_skipped(make_step):
 def test_states_exist_for_a_block_of_whole_groups_at_a_time(make_step, monkeypatch):
     """Blocks of a group, two, or all give the same token advantages; states never leave a block."""
     step = make_step("--window 4 --stride 2")
-    groups = []  # of each block
+    seen = []
 
     def noted(block, context):
         assert len(block.hidden) == block.mask.sum()
-        groups.append(len(block.problems))
+        assert all(earlier.hidden is None for earlier in seen)
+        seen.append(block)
         return shear(block, context)
 
     shear = RULES["shear"].credit
@@ -289,9 +292,9 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(make_step, monkeypat
     for tokens in (1, int(step.mask[:8].sum())):
         monkeypatch.setattr(Batch, "blocks", partialmethod(blocks, most=tokens))
         batch = step.credit()
-        assert batch.hidden is None
         assert_close(batch.token_advantages, whole.token_advantages, atol=2e-5, rtol=1e-4)
         assert_close(batch.log_probs, whole.log_probs, atol=2e-5, rtol=1e-4)
+    groups = [len(block.problems) for block in seen]
     assert groups[:6] == [4, 1, 1, 1, 1, 2] and sum(groups[5:]) == 4
     assert whole.token_advantages.abs().max() > 0.01
 
