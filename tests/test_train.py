@@ -425,6 +425,7 @@ def test_code_problems_train_and_infra_errors_are_counted(
     printed = " ".join(capsys.readouterr().out.split())
     assert "WARNING: 1 problem(s) held out are trained on, too" in printed
     assert "rewards are equal in each group, so nothing is learned" in printed
+    assert "a pass over --data takes" in printed
     assert read_lines(tmp_path / "code-shear-1" / "samples.jsonl")[0]["tests"] == problem["tests"]
 
 
