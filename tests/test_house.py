@@ -6,6 +6,7 @@ All of it is read from the files' own text. lab/tests/test_house.py reads the wh
 import ast
 import sys
 from collections.abc import Iterable
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def room_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
     """The syntax tree of a file."""
     return ast.parse(path.read_text(encoding="utf-8"))
@@ -42,6 +44,7 @@ def dotted(path: Path) -> str:
     return path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
 
 
+@cache
 def imported(path: Path) -> set[str]:
     """The dotted names of all imports of a file, anywhere in it."""
     return names_in(ast.walk(tree_of(path)))

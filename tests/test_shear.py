@@ -1,26 +1,52 @@
-"""shear.py against a slow loop that calls POT; its hooks; what must change nothing."""
+"""shear.py: Algorithm 1 line by line, then the whole against a slow loop, then what changes nothing.
 
-import functools
+Hidden states are written down or drawn on the spot. A wrong variant beside a line must fail.
+"""
+
 import math
+from functools import partial
 
-import numpy as np
 import ot
 import pytest
 import torch
-from builders.groups import random_group, weigh, weights
-from builders.near import assert_near
-from scipy.spatial.distance import cdist
 from torch.nn.functional import pad
 from torch.testing import assert_close
 
 import shear
-from shear import closest_spans, shear_advantages, shear_weights, span_bounds
+from shear import (
+    closest_spans,
+    mean_norm,
+    shear_advantages,
+    shear_weights,
+    span_bounds,
+    token_distances,
+    token_weights,
+    two_sides,
+)
 
-# ---- Algorithm 1 in float64, token by token, with POT per pair, to be read beside the paper ------
+SPANS = dict(window=6, stride=3)
+ONE_TOKEN = dict(window=1, stride=1)
+
+
+def random_group(*lengths: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Hidden states (G, T, 5), mask (G, T) and correct (G,); every second rollout is right."""
+    longest = max(lengths)
+    hidden = 3 * torch.randn(len(lengths), longest, 5)
+    mask = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    return hidden, mask, torch.arange(len(lengths)) % 2 == 1
+
+
+def diracs(*rollouts: list[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Hidden states (G, T, 1) and mask (G, T) of rollouts of numbers, as long as the first."""
+    hidden = torch.tensor(rollouts)[:, :, None]
+    return hidden, torch.ones(hidden.shape[:2])
+
+
+# ---- line by line --------------------------------------------------------------------------------
 
 
 def paper_spans(length: int, window: int, stride: int) -> list[tuple[int, int]]:
-    """Eq. (2) with the paper's 1-based a_k, b_k, until one reaches the end."""
+    """Eq. (2) with the paper's 1-based a_k and b_k, until a span reaches the end."""
     spans = []
     k = 1
     b = 0
@@ -32,162 +58,206 @@ def paper_spans(length: int, window: int, stride: int) -> list[tuple[int, int]]:
     return spans
 
 
-def slow_closest(hidden, mask, correct, eps: float, window: int, stride: int) -> list[list[tuple]]:
-    """The spans of each rollout, each with its distance to the closest opposing span.
-
-    A span is (start, end, distance over nbar).
-    """
-    states = [h[m].double().numpy() for h, m in zip(hidden, mask, strict=True)]
-    spans = [paper_spans(len(rollout), window, stride) for rollout in states]
-    nbar = np.linalg.norm(np.concatenate(states), axis=1).mean()
-    found = []
-    for i, own in enumerate(states):
-        found.append([])
-        for start, end in spans[i]:
-            distances = []
-            for j, other in enumerate(states):
-                if correct[j] == correct[i]:
-                    continue
-                for s, e in spans[j]:
-                    apart = cdist(own[start:end], other[s:e])  # Eq. (3)
-                    solved = ot.solve(
-                        apart, reg=eps * nbar, reg_type="KL", max_iter=5000, tol=1e-10
-                    )
-                    distances.append(solved.value / nbar)  # Eq. (10)
-            found[i].append((start, end, min(distances)))
-    return found
-
-
-def test_weights_are_those_of_a_slow_loop():
-    """All four steps agree with a float64 loop; one rollout is empty and one below the window."""
-    hidden, mask, correct = random_group(lengths=(17, 12, 4, 14, 9, 0))
-    slow = slow_closest(hidden, mask, correct, eps=0.5, window=6, stride=3)
-    expected = torch.zeros(mask.shape, dtype=torch.float64)
-    for row, token in mask.nonzero().tolist():
-        covering = [distance for start, end, distance in slow[row] if start <= token < end]
-        expected[row, token] = max(covering)
-    ours = weigh(hidden, mask, correct, eps=0.5, window=6, stride=3, tol=1e-7, max_iters=5000)
-    assert ours.omega.dtype == torch.float32
-    assert_near(ours.omega.double(), expected, 2e-6)
-    of_right = [distance for row in slow[1:2] + slow[3:4] for _, _, distance in row]
-    distances = (ours.closest.of_right / ours.nbar).tolist()
-    assert distances == pytest.approx(of_right, abs=1e-5)
-
-
 @pytest.mark.parametrize("length", [0, 1, 5, 6, 7, 8, 9, 31])
 def test_spans_cover_every_token_and_stop_at_the_end(length):
-    """They are those of Eq. (2), and K = 1 or 1 + ceil((T - w) / s) in number."""
+    """Eq. (2): K = 1 or 1 + ceil((T - w) / s), and the last span is the first that ends at T."""
     bounds = span_bounds(length, 6, 3)
     assert bounds == paper_spans(length, 6, 3)
     assert not length or len(bounds) == 1 + math.ceil(max(0, length - 6) / 3)
 
 
+def test_the_cost_is_the_euclidean_distance(must_fail):
+    """Eq. (3): ||x - y||, not squared; equal states of norm 90 are exactly 0 apart."""
+    x = torch.randn(7, 64)
+    x *= 90 / x.norm(dim=1, keepdim=True)
+    y = x + torch.randn(7, 64)
+    expected = (x[:, None] - y).norm(dim=-1)
+    assert_close(token_distances(x, y), expected)
+    assert not token_distances(x, x).diagonal().any()
+    with must_fail("squared"):
+        assert_close(token_distances(x, y), expected**2)
+
+
+def test_right_and_wrong_rollouts_oppose_each_other(must_fail):
+    """Eq. (4): O_i is the other side; spans stay within their rollout; no verdict, no side."""
+    hidden, mask, correct = random_group(8, 7, 3, 0)
+    right, wrong = two_sides(hidden, mask, correct, **SPANS)
+    assert torch.equal(right.states, hidden[1, :7])
+    assert torch.equal(wrong.states, torch.cat([hidden[0, :8], hidden[2, :3]]))
+    starts = wrong.spans.tokens[:, 0].tolist()
+    assert starts == [0, 3, 8]
+    assert_close(wrong.spans.mass[2], torch.tensor([1 / 3] * 3 + [0.0] * 3))
+    with must_fail("spans of one long rollout"):
+        assert starts == [start for start, _ in paper_spans(11, **SPANS)]
+
+
+def test_line_5_the_closest_span_of_all_opposing_rollouts(must_fail):
+    """Line 5: d_k is the minimum over the spans of every opposing rollout, at any place."""
+    hidden, mask = diracs([5.0, 9.0], [1.0, 2.0], [4.0, 2.0])
+    correct = torch.tensor([1, 0, 0])
+    closest = shear_weights(hidden, mask, correct, **ONE_TOKEN).closest
+    assert_close(closest.of_right, torch.tensor([1.0, 5]))
+    assert_close(closest.of_wrong, torch.tensor([4.0, 3, 1, 3]))
+    assert closest.right_to.tolist() == [2, 2] and closest.wrong_to.tolist() == [0, 0, 0, 0]
+    with must_fail("the span at the same place"):
+        assert_close(closest.of_right, torch.tensor([1.0, 7]))
+
+
+def test_line_10_nbar_is_the_mean_norm_of_all_tokens_of_the_group(must_fail):
+    """Line 10: right and wrong rollouts count, a token each; padding does not."""
+    hidden, mask = diracs([3.0, 3.0, 3.0, 3.0], [-8.0, 100.0, 100.0, 100.0])
+    mask[1, 1:] = 0
+    nbar = shear_weights(hidden, mask, torch.tensor([1, 0]), **ONE_TOKEN).nbar
+    assert nbar == pytest.approx(4) == mean_norm(hidden[mask.bool()])
+    with must_fail("the mean over rollouts of their means"):
+        assert nbar == pytest.approx((3 + 8) / 2)
+
+
+def test_line_14_a_token_has_the_largest_distance_of_its_spans(must_fail):
+    """Line 14: max pooling, over the spans that cover a token."""
+    spans = shear.spans_of(torch.ones(1, 8).bool(), window=4, stride=2)
+    omega = token_weights(torch.tensor([1.0, 5, 3]), spans)
+    assert omega.tolist() == [1, 1, 5, 5, 5, 5, 3, 3]
+    with must_fail("mean pooling"):
+        assert omega.tolist() == [1, 1, 3, 3, 4, 4, 3, 3]
+
+
+def test_no_opposing_set_means_weight_one():
+    """Line 16: all right or all wrong gives 1 on the mask; an empty rollout is on no side."""
+    hidden, mask, correct = random_group(9, 7, 8)
+    for verdicts in (torch.ones(3), torch.zeros(3)):
+        weighed = shear_weights(hidden, mask, verdicts, **SPANS)
+        assert torch.equal(weighed.omega, mask.float()) and weighed.closest is None
+    mask[1] = False  # the right one has no verdict
+    assert torch.equal(shear_weights(hidden, mask, correct, **SPANS).omega, mask.float())
+
+
+def test_advantages_are_rollout_advantages_times_weights(must_fail):
+    """Line 18: A omega for each token; the sign of A stays, and autograd sees a constant."""
+    hidden, mask, correct = random_group(9, 7, 8)
+    advantages = torch.tensor([-0.5, 1, -0.5])
+
+    def closest(costs, *sides_and_eps):
+        assert not costs.requires_grad  # their graph would keep all of them
+        return closest_spans(costs, *sides_and_eps)
+
+    hidden.requires_grad_()
+    omega = shear_weights(hidden, mask, correct, closest=closest, **SPANS).omega
+    ours = shear_advantages(advantages, omega)
+    for row in range(3):
+        assert torch.equal(ours[row], advantages[row] * omega[row])
+    assert torch.equal(ours.sign(), advantages.sign()[:, None] * mask)
+    assert not ours.requires_grad
+    with must_fail("weights of mean 1"):
+        assert_close(ours, advantages[:, None] * omega / omega[mask].mean())
+
+
+# ---- the whole -----------------------------------------------------------------------------------
+
+
+def slow_weights(hidden, mask, correct, eps: float, window: int, stride: int) -> torch.Tensor:
+    """Algorithm 1 in float64, a rollout, a span, a token at a time, with POT for each pair."""
+    states = [rollout[kept].double() for rollout, kept in zip(hidden, mask, strict=True)]
+    nbar = torch.cat(states).norm(dim=1).mean()
+    omega = torch.zeros(mask.shape, dtype=torch.float64)
+    for i, own in enumerate(states):
+        opposing = [j for j in range(len(states)) if correct[j] != correct[i]]
+        for start, end in paper_spans(len(own), window, stride):
+            distances = []
+            for j in opposing:
+                for first, last in paper_spans(len(states[j]), window, stride):
+                    cost = (own[start:end, None] - states[j][first:last]).norm(dim=-1)
+                    solved = ot.solve(cost, reg=eps * nbar, reg_type="KL", max_iter=5000, tol=1e-10)
+                    distances.append(solved.value / nbar)
+            omega[i, start:end] = omega[i, start:end].clamp(min=min(distances))
+    return omega
+
+
+def test_weights_are_those_of_a_slow_loop(must_fail):
+    """Algorithm 1 as a whole; a rollout is empty, one shorter than the window."""
+    hidden, mask, correct = random_group(9, 12, 4, 7, 0)
+    expected = slow_weights(hidden, mask, correct, eps=0.5, **SPANS)
+    closest = partial(closest_spans, max_iters=5000, tol=1e-7)
+    omega = shear_weights(hidden, mask, correct, eps=0.5, closest=closest, **SPANS).omega
+    assert omega.dtype == torch.float32
+    assert_close(omega.double(), expected, atol=2e-6, rtol=0)
+    with must_fail("the sides exchanged"):
+        other = shear_weights(hidden, mask, correct.roll(1), eps=0.5, **SPANS).omega
+        assert_close(other.double(), expected, atol=1e-2, rtol=0)
+
+
 def test_default_tolerance_is_close_to_the_limit():
     """At the defaults' eps, tolerance and cap, weights are within 1% of a converged solve."""
-    hidden, mask, correct = random_group(1)
-    rough = weights(hidden, mask, correct, window=6, stride=3)
-    exact = weights(hidden, mask, correct, tol=1e-5, max_iters=3000, window=6, stride=3)
+    hidden, mask, correct = random_group(9, 12, 4)
+    rough = shear_weights(hidden, mask, correct, **SPANS).omega
+    closest = partial(closest_spans, max_iters=3000, tol=1e-5)
+    exact = shear_weights(hidden, mask, correct, closest=closest, **SPANS).omega
     assert_close(rough, exact, atol=0, rtol=1e-2)
 
 
-def test_scale_and_order_and_padding_change_nothing():
-    """To 1e-5, h -> c h, order within a span, padding and order of rollouts change nothing.
+def test_eps_may_be_in_units_of_nbar_or_of_the_distances(must_fail):
+    """W_eps(C) / nbar = W_{eps / nbar}(C / nbar): raw eps is eps / nbar in the other unit."""
+    hidden, mask, correct = random_group(9, 12, 4)
+    nbar = hidden[mask].norm(dim=-1).mean().item()
+    raw = shear_weights(hidden, mask, correct, eps=0.7, eps_unit="raw", **SPANS).omega
+    assert_close(raw, shear_weights(hidden, mask, correct, eps=0.7 / nbar, **SPANS).omega)
+    with must_fail("eps itself"):
+        assert_close(raw, shear_weights(hidden, mask, correct, eps=0.7, **SPANS).omega)
 
-    The scale changes nothing because eps is in units of nbar.
+
+def test_scale_and_order_and_padding_change_nothing(must_fail):
+    """h -> c h, the order within a span, the order of rollouts and padding change nothing.
+
+    The scale does not because eps is in units of nbar.
     """
-    hidden, mask, correct = random_group(3, lengths=(6, 6, 6, 6, 6))
-    exactly = functools.partial(weights, window=6, stride=6, tol=1e-6, max_iters=2000)
-    omega = exactly(hidden, mask, correct)
-
-    def close(other):
-        assert_near(other, omega, 1e-5)
-
-    close(exactly(1000 * hidden, mask, correct))
-    close(exactly(hidden[:, torch.randperm(6)], mask, correct))
-    inside = pad(mask.float(), (2, 3))
-    before = inside.clone()
-    wide = exactly(pad(hidden, (0, 0, 2, 3), value=math.nan), inside, correct)
-    assert torch.equal(inside, before)
-    close(wide[:, 2:8])
-    assert not wide[before == 0].any()
-    order = torch.tensor([4, 2, 0, 3, 1])
-    shuffled = exactly(hidden[order], mask[order], correct[order])
-    close(shuffled[order.argsort()])
+    hidden, mask, correct = random_group(6, 6, 6, 6)
+    closest = partial(closest_spans, max_iters=2000, tol=1e-6)
+    exactly = partial(shear_weights, window=6, stride=6, eps=0.5, closest=closest)
+    omega = exactly(hidden, mask, correct).omega
+    near = partial(assert_close, atol=1e-5, rtol=0)
+    near(exactly(1000 * hidden, mask, correct).omega, omega)
+    with must_fail("a scale, where eps is raw"):
+        near(exactly(1000 * hidden, mask, correct, eps_unit="raw").omega, omega)
+    near(exactly(hidden[:, torch.randperm(6)], mask, correct).omega, omega)
+    order = torch.tensor([3, 2, 0, 1])
+    near(exactly(hidden[order], mask[order], correct[order]).omega, omega[order])
+    wider = pad(hidden, (0, 0, 2, 3), value=math.nan)
+    wide = exactly(wider, pad(mask, (2, 3)), correct).omega
+    near(wide, pad(omega, (2, 3)))
 
 
 def test_tiles_change_nothing(monkeypatch):
     """Pairs are solved on their own, so it does not matter how many are solved together."""
-    hidden, mask, correct = random_group(4, lengths=(9, 12, 4, 7), shared=3)
-    whole = weights(hidden, mask, correct, window=6, stride=3)
+    hidden, mask, correct = random_group(9, 12, 4, 7)
+    whole = shear_weights(hidden, mask, correct, **SPANS).omega
     monkeypatch.setitem(shear.TILE, "cpu", 300)
-    assert_near(weights(hidden, mask, correct, window=6, stride=3), whole, 2e-6)
-
-
-def test_no_opposing_set_means_weight_one():
-    """Alg. 1 line 16: all right or all wrong gives ones on the mask.
-
-    An empty rollout is in neither set.
-    """
-    hidden, mask, correct = random_group(5)
-    for verdicts in (torch.ones(5), torch.zeros(5)):
-        assert torch.equal(weights(hidden, mask, verdicts, window=6, stride=3), mask.float())
-    mask[1] = False
-    mask[3] = False  # the two right rollouts have no verdict
-    assert torch.equal(weights(hidden, mask, correct, window=6, stride=3), mask.float())
-
-
-def test_zero_states_have_weight_zero_and_states_that_are_not_finite_are_refused():
-    """nbar = 0 must not divide 0 by 0.
-
-    A NaN on a response token would spread silently into the group's credit.
-    """
-    hidden, mask, correct = random_group(8)
-    assert weights(0 * hidden, mask, correct, window=6, stride=3).abs().max() == 0
-    for value in (math.nan, math.inf):
-        hidden[0, 3, 0] = value
-        with pytest.raises(ValueError, match="hidden states"):
-            weights(hidden, mask, correct, window=6, stride=3)
-
-
-def test_advantages_are_rollout_advantages_times_weights():
-    """By Alg. 1 line 18 the sign of A stays; padding has 0, and autograd sees a constant."""
-    hidden, mask, correct = random_group(12)
-    hidden.requires_grad_()
-    advantages = torch.linspace(-1, 1, 5)
-
-    def closest(costs, *spans_and_eps):
-        assert not costs.requires_grad
-        return closest_spans(costs, *spans_and_eps)
-
-    omega = shear_weights(hidden, mask, correct, closest=closest, window=6, stride=3).omega
-    ours = shear_advantages(advantages, omega)
-    plain = shear_weights(hidden, mask, correct, window=6, stride=3).omega
-    assert torch.equal(ours, advantages[:, None] * plain)
-    assert (ours.sign() == advantages.sign()[:, None] * mask).all() and not ours.requires_grad
+    assert_close(shear_weights(hidden, mask, correct, **SPANS).omega, whole, atol=2e-6, rtol=0)
 
 
 def test_statistics_are_of_every_pair_of_spans():
     """`closest` says how many iterations each pair took, and how far off its marginals are."""
-    hidden, mask, correct = random_group(14)
-    closest = weigh(hidden, mask, correct, window=6, stride=3, max_iters=2).closest
+    hidden, mask, correct = random_group(9, 12, 4)
+    capped = partial(closest_spans, max_iters=2)
+    closest = shear_weights(hidden, mask, correct, closest=capped, **SPANS).closest
     pairs = len(closest.of_right) * len(closest.of_wrong)
-    assert len(closest.iterations) == len(closest.error) == pairs
+    assert len(closest.iterations) == len(closest.error) == pairs == 3 * 3
     assert closest.iterations.max() == 2
-    rough = weigh(hidden, mask, correct, window=6, stride=3, tol=0.3).closest
-    assert 0.01 < rough.error.max() <= 0.3
-    assert weigh(hidden, mask, torch.ones(5), window=6, stride=3).closest is None
+    rough = partial(closest_spans, tol=0.3)
+    error = shear_weights(hidden, mask, correct, closest=rough, **SPANS).closest.error
+    assert 0.01 < error.max() <= 0.3
 
 
-def test_eps_may_be_in_units_of_nbar_or_of_the_distances():
-    """W_eps(C) / nbar = W_{eps / nbar}(C / nbar): raw eps is eps / nbar in the other unit."""
-    hidden, mask, correct = random_group(15)
-    nbar = hidden[mask].norm(dim=-1).mean().item()
-    assert abs(nbar - 1) > 0.5
-    raw = weigh(hidden, mask, correct, eps=0.7, eps_unit="raw", window=6, stride=3)
-    assert raw.nbar == pytest.approx(nbar)
-    assert_close(raw.omega, weights(hidden, mask, correct, eps=0.7 / nbar, window=6, stride=3))
-    scaled = weights(3 * hidden, mask, correct, eps=2.1, eps_unit="raw", window=6, stride=3)
-    assert_close(scaled, raw.omega, atol=1e-6, rtol=1e-4)
+# ---- what is refused -----------------------------------------------------------------------------
+
+
+def test_zero_states_have_weight_zero_and_states_that_are_not_finite_are_refused():
+    """nbar = 0 must not divide 0 by 0; a NaN of one token would spread into the group's credit."""
+    hidden, mask, correct = random_group(9, 7, 8)
+    assert not shear_weights(0 * hidden, mask, correct, **SPANS).omega.any()
+    for value in (math.nan, math.inf):
+        hidden[0, 3, 0] = value
+        with pytest.raises(ValueError, match="hidden states"):
+            shear_weights(hidden, mask, correct, **SPANS)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +269,7 @@ def test_eps_may_be_in_units_of_nbar_or_of_the_distances():
     ],
 )
 def test_bad_options_are_named(options, message):
-    """They are, before anything is solved."""
+    """They are, also where nothing is solved."""
+    hidden, mask, _ = random_group(9, 7)
     with pytest.raises(ValueError, match=message):
-        weights(*random_group(14), **options)
+        shear_weights(hidden, mask, torch.ones(2), **options)
