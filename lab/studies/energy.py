@@ -23,6 +23,7 @@ share of the gradient.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -42,6 +43,8 @@ class Energy:
     arms: Annotated[tuple[str, ...], tyro.conf.arg(help=ARMS_HELP)] = ("shear", "position")
     batches: int = 3
     """Batches of rollouts, each of a step's size."""
+    rows: Path = Path("runs/energy.jsonl")
+    """File that the rows are added to."""
 
 
 if __name__ == "__main__":
@@ -54,7 +57,7 @@ from tqdm import tqdm
 
 from credit.batch import Batch, effective_weights
 from credit.measures import positions
-from harness import fsdp, log
+from harness import files, fsdp, log
 from harness.command import run_command
 from harness.load import load_run
 from harness.models import round_weights
@@ -67,11 +70,12 @@ from lab.tools.salience import logit_gradients
 from tasks.errors import BadInput
 
 PARTS = "before", "at", "after"
+COLUMNS = {"tokens": ".1f", "energy": ".3f", "share": ".0f", "weight": ".2f", "w2 share": ".0f"}
 
 
 @run_command
 def main(argv: list[str] | None = None) -> None:
-    """Sample batches and print the table."""
+    """Sample batches, write a row for each arm and part, and print them as a table."""
     flags, others = parse_study(Energy, argv)
     arms = {arm: settings_of(arm, others) for arm in allowed_arms(flags.arms, others)}
     config = settings_of_run(others)
@@ -90,7 +94,13 @@ def main(argv: list[str] | None = None) -> None:
     tokens = pd.concat(tables, ignore_index=True)
     if tokens.empty:
         raise BadInput("no wrong rollout has a known first error; raise --prompts-per-step")
-    print("\n".join(log.markdown([line for arm in arms for line in lines_of(tokens, arm)])))
+    rows = [row for arm in arms for row in part_rows(tokens, arm)]
+    about = {"task": config.task, "model": config.model, "seed": config.seed}
+    files.append_rows(flags.rows, [about | row for row in rows])
+    lines = [
+        row | {name: format(row[name], form) for name, form in COLUMNS.items()} for row in rows
+    ]
+    print("\n".join(log.markdown(lines)))
 
 
 def token_table(run: Run, batch: Batch, credit: dict[str, Tensor]) -> pd.DataFrame:
@@ -108,25 +118,30 @@ def token_table(run: Run, batch: Batch, credit: dict[str, Tensor]) -> pd.DataFra
     return table
 
 
-def lines_of(tokens: pd.DataFrame, arm: str) -> list[dict[str, str]]:
-    """The table's lines of an arm, one for each part."""
+def part_rows(tokens: pd.DataFrame, arm: str) -> list[dict]:
+    """An arm's rows, one for each part."""
     rollouts = len(tokens[["batch", "row"]].drop_duplicates())
     weighted = tokens[arm] ** 2 * tokens["energy"]
-    lines = []
+    rows = []
     for name in PARTS:
         is_own = tokens["part"] == name
         own = tokens[is_own]
-        line = {
+        row = {
             "arm": name_of(arm),
             "part": name,
-            "tokens": f"{len(own) / rollouts:.1f}",
-            "energy": f"{own['energy'].sum() / rollouts:.3f}",
-            "share": f"{100 * own['energy'].sum() / tokens['energy'].sum():.0f}",
-            "weight": f"{own[arm].mean():.2f}",
-            "w2 share": f"{100 * weighted[is_own].sum() / weighted.sum():.0f}",
+            "tokens": len(own) / rollouts,
+            "energy": own["energy"].sum() / rollouts,
+            "share": 100 * own["energy"].sum() / tokens["energy"].sum(),
+            "weight": own[arm].mean(),
+            "w2 share": 100 * weighted[is_own].sum() / weighted.sum(),
         }
-        lines.append(line)
-    return lines
+        rows.append(row)
+    return rows
+
+
+def table_line(row: dict) -> dict[str, str]:
+    """A row as it is printed."""
+    return row | {name: format(row[name], form) for name, form in COLUMNS.items()}
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from builders.commands import words_of
 from builders.runs import ALONE
 
 from credit.batch import Batch
+from harness.files import read_lines
 from harness.load import load_run
 from lab.studies import energy, gradients
 from lab.tools.salience import logit_gradients
@@ -21,11 +22,13 @@ def errors_at_one_place(batch, *_):
     return torch.where(batch.correct[:, None], -1, places)
 
 
-def test_the_table_has_the_sums_of_a_loop_over_tokens(monkeypatch, capsys):
+def test_the_table_has_the_sums_of_a_loop_over_tokens(tmp_path, monkeypatch, capsys):
     """Of two batches, with weights that differ from token to token, t / T."""
     monkeypatch.setattr(Batch, "true_errors", errors_at_one_place)
-    energy.main([*words_of(FLAGS), "--batches", "2", "--arms", "position"])
-    printed = capsys.readouterr().out
+    rows = tmp_path / "rows.jsonl"
+    energy.main(words_of(FLAGS, "--batches 2 --arms position --rows", rows))
+    assert "| position | after" in capsys.readouterr().out
+    found = {row["part"]: row for row in read_lines(rows) if row["arm"] == "position"}
     run = load_run(gradients.settings_of_run(words_of(FLAGS)), ALONE)
     energy.teach(run)
     sums = {part: torch.zeros(4) for part in energy.PARTS}  # tokens, n, w, w^2 n
@@ -42,14 +45,12 @@ def test_the_table_has_the_sums_of_a_loop_over_tokens(monkeypatch, capsys):
                 sums[part] += torch.tensor([1, n, w, w * w * n])
     totals = sum(sums.values())
     for part, (tokens, n, w, weighted) in sums.items():
-        line = printed.split(f"| position | {part}")[1].split("|")[1:6]
-        expected = [
-            tokens / rollouts,
-            n / rollouts,
-            100 * n / totals[1],
-            w / tokens,
-            100 * weighted / totals[3],
-        ]
-        assert [float(cell) for cell in line] == pytest.approx(
-            list(map(float, expected)), rel=0.02, abs=0.6
-        )
+        expected = {
+            "tokens": tokens / rollouts,
+            "energy": n / rollouts,
+            "share": 100 * n / totals[1],
+            "weight": w / tokens,
+            "w2 share": 100 * weighted / totals[3],
+        }
+        for name, value in expected.items():
+            assert found[part][name] == pytest.approx(value.item(), rel=1e-3)
