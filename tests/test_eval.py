@@ -260,6 +260,25 @@ def test_a_rewritten_model_is_never_reported_by_its_old_samples(runs, tmp_path, 
     assert f"WARNING: {run}/model was rewritten" in capsys.readouterr().out
 
 
+def test_an_average_of_sets_has_the_error_of_independent_sets():
+    """Sets weigh alike, whatever their sizes: sqrt(.03^2 + .04^2) / 2."""
+    assert command.average([(0.5, 0.03), (0.7, 0.04)]) == pytest.approx((0.6, 0.025))
+
+
+def test_a_gain_is_paired_by_problem(capsys):
+    """Problems that one model lacks do not count, and the order of rows does not matter."""
+    settings = {"k": 1, "problems": 3, "max_tokens": 9}
+    scores = {"base": {"a": 1.0, "b": 0.0, "c": 0.0}, "new": {"c": 1.0, "a": 1.0}}
+    rows = []
+    for model, of_model in scores.items():
+        for problem, score in of_model.items():
+            row = {"model": model, "set": "s", "settings": settings, "seed": 0, "limit": 9}
+            rows.append(row | {"problem": problem, "score": score, "reason": "drawn"})
+    command.print_table(rows)
+    gain = capsys.readouterr().out.splitlines()[-1]
+    assert gain.split("|")[2].split()[0] == "50.0"  # of a 0, of c 1
+
+
 def test_a_model_of_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
     """It is that of the hub's cache, which loading has brought to the newest."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))

@@ -8,6 +8,25 @@ from builders.rollouts import batch_of, rollouts_like
 
 from credit.batch import effective_weights
 from credit.measures import auc, credit_spread, first_error_auc
+from credit.rules import RULES, Rule, assign_credit
+from credit.settings import Credit
+
+
+def test_a_rollout_is_right_if_its_reward_exceeds_one_half():
+    """Rewards of one's own may be any number; one without a verdict is on no side."""
+    rewards = torch.tensor([0.5, 0.51, math.nan, -3.0, 1.0, 0.2])
+    batch = batch_of(rewards, rollouts_like(torch.ones(6, 2).bool()), 6)
+    assert batch.correct.tolist() == [False, True, False, False, True, False]
+
+
+def test_credit_is_0_outside_of_the_mask_and_a_constant(monkeypatch):
+    """What a rule leaves in the padding, even NaN, reaches no loss; autograd sees no rule."""
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]]).bool()
+    made = torch.where(mask, 2.0, math.nan).requires_grad_()
+    monkeypatch.setitem(RULES, "mine", Rule(lambda batch, context: made * 1, "for this test"))
+    batch = batch_of(torch.tensor([1.0, 0.0]), rollouts_like(mask), 2)
+    credit = assign_credit(batch, None, Credit("mine"))
+    assert credit.tolist() == [[2, 2, 0], [2, 0, 0]] and not credit.requires_grad
 
 
 def test_effective_weights_are_what_multiplied_the_advantage():
