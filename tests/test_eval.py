@@ -268,7 +268,7 @@ def test_an_average_of_sets_has_the_error_of_independent_sets():
 def test_a_gain_is_paired_by_problem(capsys):
     """Problems that one model lacks do not count, and the order of rows does not matter."""
     settings = {"k": 1, "problems": 3, "max_tokens": 9}
-    scores = {"base": {"a": 1.0, "b": 0.0, "c": 0.0}, "new": {"c": 1.0, "a": 1.0}}
+    scores = {"base": {"a": 1.0, "b": 0.0, "c": 0.0}, "new": {"c": 1.0, "b": 0.0}}
     rows = []
     for model, of_model in scores.items():
         for problem, score in of_model.items():
@@ -276,7 +276,7 @@ def test_a_gain_is_paired_by_problem(capsys):
             rows.append(row | {"problem": problem, "score": score, "reason": "drawn"})
     command.print_table(rows)
     gain = capsys.readouterr().out.splitlines()[-1]
-    assert gain.split("|")[2].split()[0] == "50.0"  # of a 0, of c 1
+    assert gain.split("|")[2].split()[0] == "50.0"  # of b 0, of c 1
 
 
 def test_a_model_of_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
