@@ -119,7 +119,8 @@ def parse_train(argv: Sequence[str] | None = None) -> Config:
 def check_inputs() -> None:
     """Check a run's flags, rule, reward, model folder and file of problems; raises BadInput.
 
-    It imports no torch, so that a mistake is answered at once. What is right is loaded later.
+    It imports no torch, so that a mistake is answered at once. What is right is loaded later. The
+    file is not read here by ranks, each of which would hold all problems twice.
     """
     config = parse_train()
     if config.method not in method_names():
@@ -128,7 +129,7 @@ def check_inputs() -> None:
         load_reward(config.reward)
     if config.model and not is_hub_id(config.model) and not Path(config.model).exists():
         raise refusal(config, "model", "no such folder; give a Hugging Face folder or hub id")
-    if config.data:
+    if config.data and rank_of_torchrun() is None:
         load_problems("code" if config.task == "code" else "math", config.data)
 
 
