@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from builders.case_files import ROOT
@@ -48,11 +49,11 @@ def _run_as_main(
 ) -> None:
     """Forget the modules of this project, and run the folder's script as if nothing were imported."""
     places = [ROOT, ROOT / "tests"]
-    names = {path.stem for place in places for path in place.iterdir()}
+    names = {path.stem for place in places for path in place.iterdir()} | set(without)
     for name in list(sys.modules):
         if name.split(".")[0] in names:
             del sys.modules[name]
-    sys.modules |= dict.fromkeys(without)
+    sys.meta_path.insert(0, Missing(without))
     places += [ROOT / "lab" / "tests", ROOT / "grading" / "inside"]
     others = [place for place in sys.path if Path(place) not in places]
     sys.path[:] = [str(folder), str(folder / "tests"), *others]
@@ -62,6 +63,17 @@ def _run_as_main(
     sys.stdout = sys.stderr = printed.open("w", encoding="utf-8")
     sys.argv = [script, *argv]
     runpy.run_path(script, run_name="__main__")
+
+
+class Missing(NamedTuple):
+    """Finds no module of these names, in the place of what finds them."""
+
+    names: tuple[str, ...]
+
+    def find_spec(self, name: str, *_: object) -> None:
+        """Raise ModuleNotFoundError for these names; None lets others be found."""
+        if name.split(".")[0] in self.names:
+            raise ModuleNotFoundError(name)
 
 
 def on_two(work: Callable[..., None], folder, *inputs, meanwhile=None, joins=False) -> None:
