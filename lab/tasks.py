@@ -1,5 +1,7 @@
 """The tasks of the lab, and their sizes; importing this enters them."""
 
+from dataclasses import replace
+
 from tasks.settings import TASKS, Kind
 
 # Responses have 30 to 80 tokens. Plain text is the shortest prompt.
@@ -10,3 +12,11 @@ TASKS["words"] = Kind(
     ignores="data toy_lines toy_width sandbox",
     about="The task: word problems, worked out step by step.",
 )
+
+# One digit decides, among tokens that decide nothing; the model is the embedded task's.
+for cell in ("noise-before", "noise-after", "noise-both", "noise-none"):
+    TASKS[cell] = replace(
+        TASKS["embedded"],
+        make="lab.tools.noise:task",
+        about="The task: the first digit of the problem, among letters that decide nothing.",
+    )

@@ -12,7 +12,8 @@ sampling phase: `--prompts-per-step` problems with `--rollouts-per-prompt` rollo
 gradient of it is that of the first update, where policy and sampler are one: the mean over the
 tokens of the token advantage times the gradient of log pi. The reference is the mean gradient of
 other batches with leave-one-out advantages, r_i minus the mean of the group's other rewards. It
-estimates the gradient of the expected reward without bias.
+estimates the gradient of the expected reward without bias. On the tasks of `lab.tools.noise` it is
+the gradient of the chance of a right answer, which is known there.
 
 The table has for each arm:
     cos         mean cosine of one batch's gradient with the reference; noise lowers all alike
@@ -106,7 +107,8 @@ from lab.studies.advantages import half_width
 from lab.studies.compare import allowed_arms, name_of, settings_of
 from lab.studies.needs import settings_of_run, teach
 from lab.studies.prefixes import context_at_start
-from lab.tools import curve
+from lab.tools import curve, noise
+from lab.tools.moments import above_others
 
 
 @run_command
@@ -160,8 +162,11 @@ def take_references(run: Run, flags: Gradients) -> Tensor:
     taken = []
     for number in tqdm(own, "reference", leave=False, disable=None):
         batch = sample_batch(run, number)
-        credit = leave_one_out(batch)[None]  # (1, B, T)
-        (gradient,) = gradients_of(run, batch, credit, flags.numbers)
+        if run.config.task in noise.CELLS:
+            batch, credit = noise.exact_credit(batch, run.context)
+        else:
+            credit = leave_one_out(batch)  # (B, T)
+        (gradient,) = gradients_of(run, batch, credit[None], flags.numbers)
         taken.append(gradient.cpu())  # where the table is made
     return torch.stack(fsdp.gather_items(taken, run.ranks))
 
@@ -209,9 +214,8 @@ def sample_batch(run: Run, index: int) -> Batch:
 
 def leave_one_out(batch: Batch) -> Tensor:
     """Token advantages (B, T) of r_i minus the mean of the group's other rewards."""
-    rewards = batch.rewards.nan_to_num(0.0).view(-1, batch.group_size)  # (groups, G)
-    gaps = rewards - rewards.mean(1, keepdim=True)  # from the mean of all, r_i included
-    return gaps.view(-1, 1) * batch.group_size / (batch.group_size - 1) * batch.mask
+    gaps = above_others(batch.rewards.nan_to_num(0.0), batch.group_size)  # (B,)
+    return gaps[:, None] * batch.mask
 
 
 def credit_by_arm(context: Context, batch: Batch, arms: list[Config]) -> Tensor:
@@ -232,7 +236,7 @@ def gradients_of(run: Run, batch: Batch, credit: Tensor, count: int) -> Tensor:
     """
     policy = run.context.policy
     weights = [parameter for parameter in policy.parameters() if parameter.requires_grad]
-    learning = batch.advantages.nonzero().flatten().tolist()
+    learning = credit.any(0).any(1).nonzero().flatten().tolist()  # rows with credit
     if not learning:
         raise BadInput("a batch has no group of right and wrong rollouts; raise --prompts-per-step")
     sums = torch.zeros(())

@@ -1,4 +1,4 @@
-"""Values standardised over the tokens of a group, for credit rules."""
+"""Values against those of their group: of its tokens, or of its other rollouts."""
 
 import torch
 from torch import Tensor
@@ -26,3 +26,10 @@ def standardise(values: Tensor, mask: Tensor, group_size: int) -> Tensor:
     """Values (B, T) minus the mean over their group's tokens, divided by the standard deviation."""
     mean, std = group_moments(values, mask, group_size)
     return (values - mean) / std.clamp_min(1e-8)
+
+
+def above_others(values: Tensor, group_size: int) -> Tensor:
+    """Values of rollouts (B,) minus the mean of their group's others, (B,)."""
+    groups = values.view(-1, group_size)  # (groups, G)
+    gaps = groups - groups.mean(1, keepdim=True)  # from the mean of all, the own one included
+    return gaps.flatten() * group_size / (group_size - 1)
