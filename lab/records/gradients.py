@@ -4,7 +4,6 @@ from lab.records.help import show_help
 
 show_help(__doc__)
 
-import math
 from pathlib import Path
 
 import pandas as pd
@@ -13,16 +12,9 @@ from scipy import stats
 from harness import log
 from lab.records.archived import marked
 from lab.studies import compare
+from lab.studies.gradients import rollouts_needed
 
 FOLDER = Path(__file__).parent
-
-
-def rollouts_needed(usual: pd.Series, snr: pd.Series) -> pd.Series:
-    """How many times GRPO's rollouts an arm needs for GRPO's signal-to-noise ratio, by seed.
-
-    It is infinite where noise hides the arm's signal, which its estimate then puts at 0 or below.
-    """
-    return (usual / snr).where(snr > 0, math.inf)
 
 
 rows = pd.read_json(FOLDER / "gradients.jsonl", lines=True)

@@ -95,7 +95,12 @@ def main(argv: list[str] | None = None) -> None:
     if tokens.empty:
         raise BadInput("no wrong rollout has a known first error; raise --prompts-per-step")
     rows = [row for arm in arms for row in part_rows(tokens, arm)]
-    about = {"task": config.task, "model": config.model, "seed": config.seed}
+    about = {
+        "task": config.task,
+        "toy_lines": config.toy_lines,
+        "model": config.model,
+        "seed": config.seed,
+    }
     files.append_rows(flags.rows, [about | row for row in rows])
     lines = [
         row | {name: format(row[name], form) for name, form in COLUMNS.items()} for row in rows

@@ -136,7 +136,12 @@ def main(argv: list[str] | None = None) -> None:
         train.prepare_rule(of_arm)
     round_weights(run.context.policy.model, getattr(torch, config.dtype))
     run.context = context_at_start(run)
-    about = {"task": config.task, "model": config.model, "seed": config.seed}
+    about = {
+        "task": config.task,
+        "toy_lines": config.toy_lines,
+        "model": config.model,
+        "seed": config.seed,
+    }
     references = take_references(run, flags)
     gradients = take_gradients(run, arms, references, flags, about)
     if ranks.main:
@@ -344,6 +349,14 @@ def cosine_of_means(ours: Tensor, others: Tensor) -> float:
     if min(squares) <= 0:
         return math.nan
     return product_of_means(ours, others) / math.sqrt(squares[0] * squares[1])
+
+
+def rollouts_needed(usual: pd.Series, snr: pd.Series) -> pd.Series:
+    """How many times GRPO's rollouts an arm needs for GRPO's signal-to-noise ratio, by seed.
+
+    It is infinite where noise hides the arm's signal, which its estimate then puts at 0 or below.
+    """
+    return (usual / snr).where(snr > 0, math.inf)
 
 
 def table_line(row: dict) -> dict[str, str]:

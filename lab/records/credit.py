@@ -1,0 +1,98 @@
+"""Print the tables of credit.md from their rows; run it as `python -m lab.records.credit`.
+
+credit.jsonl has the trainings, credit-gradients.jsonl the gradient tests and credit-energy.jsonl
+the energies; credit-plan.md has the commands. Differences are paired by seed, with 95% intervals
+(Student's t).
+"""
+
+from lab.records.help import show_help
+
+show_help(__doc__)
+
+from pathlib import Path
+
+import pandas as pd
+from scipy import stats
+
+from harness import files, log
+from lab.studies import compare
+from lab.studies.gradients import rollouts_needed
+
+FOLDER = Path(__file__).parent
+OUTCOMES = {"curve": "curve", "sampled": "held out"}
+PAIRS = [
+    ("shear-own", "shear"),
+    ("shear-own", "grpo"),
+    ("shear-own", "grpo-own"),
+    ("shear-others", "shear-own"),
+    ("position-own", "position"),
+    ("shuffle-own", "shuffle"),
+    ("entropy-own", "entropy"),
+    ("quarter", "shear"),
+    ("eighth", "shear"),
+    ("double", "grpo-own"),
+    ("raw", "shear"),
+]
+
+
+def with_interval(values: pd.Series) -> str:
+    """The mean, its 95% interval and how many values are positive; a dash for too few values."""
+    values = values.dropna()
+    if len(values) < 2:
+        return "-"
+    half = stats.t.ppf(0.975, len(values) - 1) * values.sem()
+    mean = values.mean()
+    text = f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
+    return f"{text}, {(values > 0).sum()}/{len(values)}"
+
+
+def print_trainings(trials: pd.DataFrame, cell: str) -> None:
+    """Print a line per arm of a task, then the comparisons of two arms."""
+    confirmed = trials[(trials["cell"] == cell) & (trials["stage"] == "confirm")]
+    by_arm = {arm: own.set_index("seed") for arm, own in confirmed.groupby("rule", sort=False)}
+    lines = []
+    for arm, own in by_arm.items():
+        line = {"arm": arm, "lr": f"{own['lr'].iloc[0]:g}"}
+        for outcome, title in OUTCOMES.items():
+            line[title] = f"{own[outcome].mean():.3f}"
+            difference = own[outcome] - by_arm["grpo"][outcome]
+            line[f"D, {title}"] = "" if arm == "grpo" else with_interval(difference)
+        line["AUC before"] = compare.mean_of(own["before.auc"])
+        line["weight"] = compare.mean_of(own["weight_mean"])
+        line["share"] = compare.mean_of(own["ess"])
+        lines.append(line)
+    print(f"\n## Training, {cell}\n", *log.markdown(lines), sep="\n")
+    lines = []
+    for ours, other in PAIRS:
+        if {ours, other} <= by_arm.keys():
+            line = {"arms": f"{ours} less {other}"}
+            for outcome, title in OUTCOMES.items():
+                difference = by_arm[ours][outcome] - by_arm[other][outcome]
+                line[title] = with_interval(difference)
+            lines.append(line)
+    if lines:
+        print("", *log.markdown(lines), sep="\n")
+
+
+def print_gradients(rows: pd.DataFrame, title: str) -> None:
+    """Print a line per arm, the largest D first."""
+    usual = rows[rows["arm"] == "grpo"].set_index("seed")["snr"]
+    ratio = rollouts_needed(rows["seed"].map(usual), rows["snr"])
+    lines = []
+    for arm, own in rows.assign(ratio=ratio).groupby("arm"):
+        line = {"arm": arm, "cos": f"{own['cos'].mean():.3f}", "D": with_interval(own["D"])}
+        line["D, Adam's metric"] = with_interval(own["D_adam"])
+        line["rollouts"] = f"{own['ratio'].median():.1f}"
+        lines.append((own["D"].mean(), line))
+    lines.sort(key=lambda pair: -pair[0])
+    print(f"\n## Gradients, {title}\n", *log.markdown([line for _, line in lines]), sep="\n")
+
+
+trials = compare.trials_in(FOLDER / "credit.jsonl")
+for cell in trials["cell"].unique():
+    print_trainings(trials, cell)
+
+gradients = pd.DataFrame(files.read_lines(FOLDER / "credit-gradients.jsonl"))
+gradients["toy_lines"] = gradients["toy_lines"].fillna(5)  # the first rows, before it was written
+for (task, lines), rows in gradients.groupby(["task", "toy_lines"], sort=False):
+    print_gradients(rows, f"{task}, {lines:.0f} lines, {rows['seed'].nunique()} seeds")
