@@ -293,7 +293,7 @@ def truth_lines(results: dict) -> list[str]:
     if not rows:
         return []
     position = next(iter(places.values()))["auc_position"]
-    legend = [f"AUC of position alone: {position:.2f}", "columns: docs/diagnose.md"]
+    legend = [f"AUC of position alone: {position:.2f}", "columns: lab/studies/README.md"]
     return [*log.markdown(rows), "", *legend, ""]
 
 

@@ -1,4 +1,4 @@
-"""docs/ have every rule with its options, and the sizes of the word problems; studies' flags."""
+"""lab/*/README.md have every rule with its options, and the word problems' sizes; studies' flags."""
 
 import inspect
 import re
@@ -6,7 +6,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 
-from builders.case_files import DOCS, ROOT
+from builders.case_files import ROOT
 
 import lab.rules  # noqa: F401 - enters the rules
 from credit.rules import RULES
@@ -20,8 +20,8 @@ def settings(*argv: str) -> dict:
 
 
 def test_the_table_of_the_word_problems_is_true():
-    """docs/recipe.md has what the word problems replace in the paper's recipe."""
-    part = (DOCS / "recipe.md").read_text().split("## The word problems")[1]
+    """lab/tools/README.md has what the word problems replace in the paper's recipe."""
+    part = (ROOT / "lab/tools/README.md").read_text().split("## The word problems")[1]
     words = settings("--model", "M", "--task", "words")
     changed = dict(words.items() - settings("--model", "M").items())
     cells = [line.split("|")[1] for line in part.splitlines() if line.startswith("| `--")]
@@ -33,10 +33,11 @@ def test_the_table_of_the_word_problems_is_true():
 
 
 def test_rules_and_their_options_are_those_of_the_docs():
-    """docs/methods.md has every rule, docs/recipe.md every option with its default."""
-    rows = re.findall(r"(?m)^\| `(\S+)` \|", (DOCS / "methods.md").read_text())
-    assert set(RULES) <= set(rows)
-    written = re.findall(r"`(\w+)=(\S*?)`", (DOCS / "recipe.md").read_text())
+    """The table of lab/rules/README.md has every rule, and every option with its default."""
+    table = re.findall(r"(?m)^\| (`.*)$", (ROOT / "lab/rules/README.md").read_text())
+    names = [name for row in table for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])]
+    assert sorted(names) == sorted(RULES)
+    written = re.findall(r"`(\w+)=(\S*?)`", "\n".join(table))
     words = {True: "yes", False: "no"}
     defaults = set()
     for rule in RULES.values():

@@ -59,7 +59,7 @@ def replay(
 
 def grade_file(path: str, timeout_s: float | None, level: str) -> list[dict]:
     """The rows of a file with their verdicts, as those of generations.jsonl; raises BadInput."""
-    needed = 'a row has "problem", "response", and "answer" or "tests": docs/evaluation.md'
+    needed = 'a row has "problem", "response", and "answer" or "tests": lab/tools/README.md'
     defaults = dict(model="replay", benchmark="replay", seed=0, truncated=False)
     lines = []
     for number, row in enumerate(from_file(path, path), 1):
