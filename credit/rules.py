@@ -11,7 +11,7 @@ logs metrics with `batch.log`. Token advantages are detached: weights are consta
 Left out: all other rules, which are in `lab/rules/`, one file a family.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from credit.batch import Batch, Context
 from credit.settings import Credit
 from shear import Weighed, closest_spans, shear_advantages, shear_weights
+from tasks.errors import BadInput
 from tasks.plug import look_up, options_of
 
 
@@ -43,18 +44,21 @@ def rule(name: str, about: str, **facts: Any) -> Callable:
     """Enter a function in RULES under a name, with a sentence and the `facts` of `Rule`.
 
     `credit.settings.method_names` reads the name in the file's text, so it must be written out.
+    Raises BadInput for a name that another rule has.
     """
 
     def enter(credit: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        if name in RULES:
+            raise BadInput(f'rule("{name}"): another rule has this name; change it')
         RULES[name] = Rule(credit, about, **facts)
         return credit
 
     return enter
 
 
-def find(name: str) -> Rule:
-    """The rule of a name, here or in the lab; raises BadInput."""
-    return look_up(RULES, "rules", "--method", name)
+def find(name: str, modules: Sequence[str] = ()) -> Rule:
+    """The rule of a name, here, in these modules of --use or in the lab; raises BadInput."""
+    return look_up(RULES, "rules", "--method", name, modules)
 
 
 def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
@@ -76,11 +80,11 @@ def grpo(batch: Batch, context: Context) -> Tensor:
     "weights are distances to the closest span of the opposite outcome",
     needs_states=True,
 )
-def shear(batch: Batch, context: Context) -> Tensor:
-    """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318."""
+def shear(batch: Batch, context: Context, **hooks: Callable) -> Tensor:
+    """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318, or with other `hooks`."""
     omega = []
     for _, hidden, mask, correct in batch.groups():
-        weighed = weigh(context, hidden, mask, correct)  # Alg. 1 lines 1-16
+        weighed = weigh(context, hidden, mask, correct, **hooks)  # Alg. 1 lines 1-16
         omega.append(weighed.omega)  # (G, T)
         log_distances(batch, context, weighed, mask)
     return shear_advantages(batch.advantages, torch.cat(omega))  # Alg. 1 line 18, Step 4

@@ -5,31 +5,33 @@ beside or above a field is its flag's help. This file imports no torch, so that 
 once.
 """
 
-import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tyro.conf import UseAppendAction
 
+from tasks.plug import entries_in, source_of
+
 
 @dataclass(frozen=True)
 class Credit:
     """How a response's advantage is distributed over its tokens."""
 
-    method: str = "shear"  # Credit rule: shear, grpo, or one that `python -m lab.rules` lists.
+    # Credit rule: shear, grpo, one that `python -m lab.rules` lists, or one of your own (--use).
+    method: str = "shear"
     method_option: UseAppendAction[tuple[str, ...]] = ()  # NAME=VALUE, an option of the rule.
 
 
-def method_names() -> list[str]:
-    """The names of all rules, read in the text of the files that enter them.
-
-    To import these would import torch, which takes seconds.
-    """
+def method_names(modules: Sequence[str] = ()) -> list[str]:
+    """The names of the rules of core and lab, and of these modules of --use; raises BadInput."""
     root = Path(__file__).parent.parent
+    paths = [root / "credit/rules.py", *sorted((root / "lab/rules").glob("*.py"))]
+    paths += map(source_of, modules)
     names = []
-    for path in [root / "credit/rules.py", *sorted((root / "lab/rules").glob("*.py"))]:
-        names += re.findall(r'^@?rule\(\s*"([^"]+)"', path.read_text(), re.M)
+    for path in paths:
+        names += entries_in(path)
     return names
 
 

@@ -62,7 +62,8 @@ class Machine:
 class Config(Machine, Shear, Credit, Problems):
     """Train a causal language model with SHEAR, GRPO or a related method."""
 
-    # MODULE[:NAME=VALUE,...], whose `use` replaces functions of the run (repeatable).
+    # MODULE[:NAME=VALUE,...], whose `use` replaces functions of the run; FILE.py or MODULE with
+    # rules or tasks of your own (repeatable).
     use: Texts = ()
     prompts_per_step: int = 512  # Problems sampled per step.
     rollouts_per_prompt: int = 8  # Responses per problem: the group size G.
@@ -98,6 +99,7 @@ class First:
     task: str | None = None
     model: str | None = None
     resume: str | None = None
+    use: Texts = ()
 
 
 def parse_train(argv: Sequence[str] | None = None) -> Config:
@@ -107,7 +109,7 @@ def parse_train(argv: Sequence[str] | None = None) -> Config:
     if first.resume:
         default = saved_config(first.resume)
     else:
-        default = defaults_of(first.task or ("math" if first.model else "embedded"))
+        default = defaults_of(first.task or ("math" if first.model else "embedded"), first.use)
     config = read_flags(Config, words, prog="python train.py", default=default)
     if config.prompts_per_update == default.prompts_per_update:  # not given: it may be smaller
         groups = min(config.prompts_per_update, config.prompts_per_step)
@@ -123,8 +125,9 @@ def check_inputs() -> None:
     file is not read here by ranks, each of which would hold all problems twice.
     """
     config = parse_train()
-    if config.method not in method_names():
-        raise unknown("--method", config.method, method_names())
+    methods = method_names(config.use)
+    if config.method not in methods:
+        raise unknown("--method", config.method, methods)
     if config.reward:
         load_reward(config.reward)
     if config.model and not is_hub_id(config.model) and not Path(config.model).exists():
@@ -167,9 +170,9 @@ def rank_of_torchrun() -> int | None:
 # ---- defaults ------------------------------------------------------------------------------------
 
 
-def defaults_of(task: str) -> Config:
-    """The configuration of a run with --task alone; raises BadInput."""
-    kind = look_up(TASKS, "tasks", "--task", task)
+def defaults_of(task: str, modules: Sequence[str] = ()) -> Config:
+    """The configuration of a run with a task, which modules of --use may enter; raises BadInput."""
+    kind = look_up(TASKS, "tasks", "--task", task, modules)
     return Config(task=task, **kind.defaults)
 
 
@@ -200,7 +203,7 @@ def check(config: Config, default: Config, given: set[str]) -> None:
 
     `given` are the flags that stand on the command line.
     """
-    kind = look_up(TASKS, "tasks", "--task", config.task)
+    kind = look_up(TASKS, "tasks", "--task", config.task, config.use)
     check_bounds(config, MAY_BE_ZERO)
     for name in ignored_by(kind, config):
         if flag(name) in given:

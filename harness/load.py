@@ -36,7 +36,8 @@ from tasks.task import Task, choose_template, digest_of, split
 
 def resolve(config: Config) -> Config:
     """The configuration on this machine; raises BadInput for an unknown rule, option or reward."""
-    options_of(find(config.method).credit, config.method_option, f"--method {config.method}")
+    rule = find(config.method, config.use)
+    options_of(rule.credit, config.method_option, f"--method {config.method}")
     if config.reward:
         load_reward(config.reward)  # what is wrong with it shows before a model is loaded
     if not config.max_tokens:  # a full response of the embedded task
@@ -126,7 +127,7 @@ def make_task(
     Returns the configuration, with sizes that fit the problems and their digest, the task, and
     notes. Raises BadInput.
     """
-    kind = look_up(TASKS, "tasks", "--task", config.task)
+    kind = look_up(TASKS, "tasks", "--task", config.task, config.use)
     name = config.model or "made here"
     if "template" not in ignored_by(kind, config):
         template = template_of(config.template, name, tokenizer)

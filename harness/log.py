@@ -161,7 +161,7 @@ def print_plan(run: Run) -> None:
         f"time; {updates} update(s) per step"
     )
     if config.use:
-        say(f"functions of {', '.join(config.use)} in place of the core's")
+        say(f"uses {', '.join(config.use)}")
     elif config.model and has_lab():
         say("--use lab.fast gives the same numbers sooner")
     say("settings: config.json; all metrics: metrics.jsonl; columns: docs/faq.md")

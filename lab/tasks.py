@@ -18,5 +18,6 @@ for cell in ("noise-before", "noise-after", "noise-both", "noise-none"):
     TASKS[cell] = replace(
         TASKS["embedded"],
         make="lab.tools.noise:task",
+        ignores=TASKS["embedded"].ignores + " reward",
         about="The task: the first digit of the problem, among letters that decide nothing.",
     )

@@ -13,25 +13,21 @@ the run without a word.
 """
 
 import contextlib
-import importlib
-import importlib.util
 import inspect
-import sys
 from collections.abc import Callable
 from functools import cache, partial
 from numbers import Real
-from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 
 from rewards import Verdict, infra_error
 from tasks.errors import bad_input_on_error
+from tasks.plug import module_at
 
 LARGEST = 1e17  # the squares of a group of 4,096 rewards have a sum in float32, for Eq. (1)
 
 
-@cache  # a file runs once
+@cache
 def load_reward(text: str) -> Callable[[str, object], Verdict]:
     """The function `grade(response, answer)` that a value of --reward names; raises BadInput."""
     place, _, name = text.rpartition(":")
@@ -43,21 +39,6 @@ def load_reward(text: str) -> Callable[[str, object], Verdict]:
         except SystemExit:  # of a script, whose status would be the run's
             raise ImportError("it ends the program") from None
         return partial(grade_by, in_order(function))
-
-
-def module_at(place: str) -> ModuleType:
-    """The module in a file, which may import others of its folder, or the module of that name."""
-    if not place.endswith(".py"):
-        return importlib.import_module(place)
-    path = Path(place)
-    # a name of its own: the file may be called as one of ours, such as rewards.py
-    spec = importlib.util.spec_from_file_location("own_reward", path.resolve(strict=True))
-    assert spec and spec.loader  # it is a .py file
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses and pickle look for it
-    sys.path.append(str(path.resolve().parent))
-    spec.loader.exec_module(module)
-    return module
 
 
 def in_order(function: Callable[..., object]) -> Callable[[str, object], object]:

@@ -19,8 +19,8 @@ Sandbox = Literal["auto", "strict", "process"]  # `grading.sandbox.LEVELS`
 class Problems:
     """Problems for training, held-out problems, prompts, and how responses are graded."""
 
-    # Problems to train on: embedded, math, code, own (math with sizes for a CPU), or a task of the
-    # lab (words); default: embedded without --model, otherwise math.
+    # Problems to train on: embedded, math, code, own (math with sizes for a CPU), a task of the lab
+    # (words) or one of your own (--use); default: embedded without --model, otherwise math.
     task: str = "math"
     model: str | None = None  # Hugging Face folder or hub id; by default embedded makes a model.
     data: str | None = None  # Your own problems, a file; default: the paper's set, from the hub.
@@ -74,7 +74,7 @@ TASKS = {
             threads=1,
             recompute=False,
         ),
-        ignores="data reward template sandbox",
+        ignores="data template sandbox",
         makes_model=True,
         makes_problems=True,
         about="The task: little programs, worked out line by line; all arithmetic is mod 10, so "

@@ -42,6 +42,7 @@ from transformers import (
 )
 
 from tasks.errors import BadInput
+from tasks.reward import load_reward
 from tasks.settings import Problems
 from tasks.task import FirstError, Task, grader
 
@@ -91,12 +92,15 @@ def task(
             f"--toy-lines {lines}: too few different problems for --heldout {settings.heldout}; "
             "raise it"
         )
+    grade = grader("math", settings.grade_timeout, settings.sandbox)
+    if settings.reward:
+        grade = load_reward(settings.reward)
     return Task(
         "embedded",
         train,
         heldout,
         itemgetter("problem"),
-        grader("math", settings.grade_timeout, settings.sandbox),
+        grade,
         first_error=first_error,
         lessons=partial(warm_up, lines=lines, seed=settings.seed),
     ), []

@@ -144,6 +144,49 @@ def test_the_core_evaluates_without_the_lab(core, weights):
     assert status == 0 and "| runs/grpo/model " in printed, printed
 
 
+OWN = """
+from dataclasses import replace
+
+from credit.rules import rule
+from tasks import toy
+from tasks.settings import TASKS
+
+
+@rule("half", "half of A")
+def half(batch, context):
+    return batch.A.expand(batch.mask.shape) / 2
+
+
+def task(*inputs):
+    whole, notes = toy.task(*inputs)
+    return replace(whole, train=whole.train[:9]), notes
+
+
+TASKS["nine"] = replace(TASKS["embedded"], make=f"{__name__}:task")
+"""
+
+
+def test_a_file_enters_a_rule_and_a_task(core):
+    """--method, --task and --resume find what a file of --use enters, as does eval.py's run."""
+    (core / "rewards_of_mine.py").write_text(OWN)
+    flags = STEP.replace("--task embedded", "--task nine --method half --use rewards_of_mine.py")
+    status, printed = run(core, "train.py", flags, "--name own")
+    assert status == 0 and "9 problems to train on" in printed, printed
+    (values,) = read_lines(core / "runs/own/samples.jsonl")[1]["weights"].values()
+    assert set(values) == {0.5}
+    status, printed = run(core, "train.py", "--resume runs/own --steps 2")
+    assert status == 0, printed
+    status, printed = run(core, "eval.py", "--model runs/own --samples 1 --device cpu")
+    assert status == 0 and "| runs/own/model " in printed, printed
+
+
+def test_a_rule_s_name_is_its_own(core):
+    """A file that enters another rule of a name is refused: which of them would train?"""
+    (core / "twice.py").write_text(OWN.replace('"half"', '"grpo"'))
+    status, printed = run(core, "train.py", STEP, "--method grpo --use twice.py --name twice")
+    assert status == 2 and 'error: rule("grpo"): another rule has this name' in printed, printed
+
+
 def test_a_name_that_only_the_lab_has_is_refused_without_it(core):
     """One sentence says which methods there are."""
     status, printed = run(core, "train.py", "--method opo")

@@ -193,7 +193,7 @@ def test_a_plan_names_what_runs(logged, monkeypatch, capsys):
         ("", "40 steps x 16 prompts x 8 rollouts of up to 64 tokens"),
         ("", r"a key \x1b[31m\u202e"),
         ("--model M", "--use lab.fast gives the same numbers sooner\n"),
-        (used, "functions of lab.fast, lab.tools.page in place of the core's\n"),
+        (used, "uses lab.fast, lab.tools.page\n"),
     ):
         logged.config = config_from([*flags.split(), "--generate-batch", "512"])
         log.print_plan(logged)

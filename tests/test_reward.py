@@ -25,8 +25,10 @@ from harness import fsdp
 from harness.files import read_lines
 from harness.sampling import check_verdicts
 from rewards import Verdict
+from tasks import toy
 from tasks.errors import RunFailed
 from tasks.reward import LARGEST, grade_by, load_reward
+from tasks.settings import Problems
 
 # In a file with a name of ours, beside another that it imports.
 OWN = """
@@ -183,6 +185,16 @@ def test_parameters_are_taken_by_name(parameters, tmp_path):
     due = {"response": "R", "answer": "A", "text": "R", "gold": "A", "both": ("R", "A")}
     taken = load_reward(f"{path}:grade").args[0]("R", "A")
     assert taken.items() <= due.items() | {("more", ())}
+
+
+def test_the_embedded_task_takes_a_reward_of_one_s_own(tmp_path):
+    """Without one, it grades as mathematics."""
+    path = tmp_path / "own.py"
+    path.write_text("def grade(response, answer):\n    return 0.25")
+    settings = Problems(task="embedded", toy_lines=1, reward=f"{path}:grade")
+    for reward, expected in ((settings.reward, (0.25, "wrong")), (None, (1.0, "correct"))):
+        made, _ = toy.task(replace(settings, reward=reward), toy.make_tokenizer(1), "M")
+        assert made.grade(r"\boxed{7}", "7") == expected
 
 
 FAILS = """

@@ -18,7 +18,7 @@ there nbar only scales.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -131,11 +131,7 @@ def even_out(omega: Tensor, mask: Tensor) -> Tensor:
 
 def shear_with(**hooks: Callable) -> Callable[..., Tensor]:
     """SHEAR with other hooks, as a rule's function."""
-
-    def credit(batch: Batch, context: Context) -> Tensor:
-        return shear(batch, replace(context, hooks=context.hooks | hooks))
-
-    return credit
+    return partial(shear, **hooks)
 
 
 cost = shear_with(closest=closest_by_cost)

@@ -102,6 +102,7 @@ from lab.studies import figures
 from lab.studies.advantages import half_width
 from lab.studies.needs import MADE, WITH_ADAPTER, check_needs, settings_of_run
 from rewards import rewards_of
+from tasks.plug import source_of
 
 LORA = "--use lab.tools.lora:rank=16"
 ARMS = [
@@ -266,9 +267,15 @@ def trials_in(path: Path) -> pd.DataFrame:
     return trials
 
 
-def code_of(arm: str, root: Path = ROOT) -> str:
-    """A digest of the code that trains and of the arm's flags, which every trial's row has."""
+def code_of(arm: str, root: Path = ROOT, flags: str = "") -> str:
+    """A digest of the code that trains and of the arm's flags, which every trial's row has.
+
+    Files that `--use` and `--reward` name count, in the arm's flags or in the task's `flags`.
+    """
     digest = hashlib.sha256(shlex.join(words_of(arm)).encode())
+    config = settings_of(arm, shlex.split(flags))
+    for text in (*config.use, *filter(None, [config.reward])):
+        digest.update(source_of(text).read_bytes())
     for path in sorted(itertools.chain.from_iterable(map(root.glob, CODE))):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
@@ -279,7 +286,8 @@ def refuse_other_code(cell: Cell, path: Path) -> None:
     trials = trials_in(path)
     trials = trials[trials["cell"] == cell.flags].dropna(subset="code")
     for arm in cell.arms:
-        if not trials["code"][trials["rule"] == name_of(arm)].isin([code_of(arm)]).all():
+        code = code_of(arm, flags=cell.flags)
+        if not trials["code"][trials["rule"] == name_of(arm)].isin([code]).all():
             reason = f"has trials of {name_of(arm)} by other code or flags"
             raise BadInput(f"--rows {path}: {reason}; give another file")
 
@@ -366,7 +374,7 @@ def run_from_one_start(cell: Cell, path: Path, trials: list[Trial]) -> None:
                 config = replace(config, model=str(start))
             with contextlib.redirect_stdout(io.StringIO()):
                 result = run_trial(config, trial.stage)
-            code = code_of(arms[trial.rule])
+            code = code_of(arms[trial.rule], flags=cell.flags)
             files.append_rows(path, [trial._asdict() | {"code": code} | result])
 
 

@@ -140,7 +140,8 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     printed = capsys.readouterr().out
     rows = files.read_lines(path)
     assert Counter(row["stage"] for row in rows) == dict(tune=2, confirm=4)
-    assert {row["code"] for row in rows} == {compare.code_of("grpo"), compare.code_of(arm)}
+    digests = {compare.code_of(own, flags=SMALL) for own in ("grpo", arm)}
+    assert {row["code"] for row in rows} == digests
     # an adapter's rate is ten times the others'
     rates = {(row["rule"], row["lr"]) for row in rows if row["stage"] == "confirm"}
     assert rates == {("grpo", 1e-4), ("lora", 1e-3)}
@@ -155,7 +156,7 @@ def test_trials_of_other_code_or_flags_are_not_added_to(tmp_path, assert_refused
     path = tmp_path / "rows.jsonl"
     arm = "half: scaled --method-option negative=.5"
     trial = Trial("tune", "--steps 2", 100, "half", 1e-4)._asdict()
-    row = trial | {"rewards": [0.5], "code": compare.code_of(arm)}
+    row = trial | {"rewards": [0.5], "code": compare.code_of(arm, flags="--steps 2")}
     files.write_rows(path, [row])
     flags = ["--rows", path, "--steps", "2", "--arms", "half: scaled --method-option negative=.4"]
     message = "has trials of half by other code or flags; give another file"

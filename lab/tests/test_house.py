@@ -58,8 +58,8 @@ def test_nothing_but_records_and_tests_imports_records_or_tests():
 
 
 def test_the_exercises_need_the_paper_s_files_alone():
-    """A learner reads these six files."""
-    for path in (ROOT / "lab" / "learn").glob("*.py"):
+    """A learner reads these six files; who changes the method (docs/change.md) reads others."""
+    for path in (ROOT / "lab" / "learn").glob("[!m]*.py"):
         ours = {name.split(".")[0] for name in imported(path)} & {*PAPER, *CORE}
         assert ours <= PAPER, path
 

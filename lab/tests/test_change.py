@@ -1,0 +1,144 @@
+"""docs/change.md: its five files run, do what they say, and are what the page shows."""
+
+import ast
+import importlib
+import json
+import re
+import shutil
+import sys
+
+import pytest
+import torch
+from builders.case_files import ROOT
+from builders.commands import BRIEF_FLAGS, run_well, words_of
+from builders.groups import random_group
+from torch.testing import assert_close
+
+import train
+from credit.rules import RULES
+from harness.config import check_inputs
+from harness.files import read_lines
+from lab.studies import compare, gradients
+from shear import shear_weights, spans_of, token_distances, token_weights
+from tasks import toy
+from tasks.settings import TASKS
+
+LEARN = ROOT / "lab" / "learn"
+# Each file's flags: as the file of an empty folder, and as a module of the lab.
+FILES = {
+    "my_distance": "--use {} --method my_distance",
+    "my_pooling": "--use {} --method my_pooling",
+    "my_rule": "--use {} --method my_rule --method-option floor=0.1",
+    "my_reward": "--reward {}:grade",
+    "my_task": "--use {} --task my_task --toy-lines 2 --heldout 90",
+}
+SIZES = "--warmup-steps 0 --toy-width 16 --steps 1 --name run"
+
+
+@pytest.fixture(autouse=True)
+def forgotten(tmp_path, monkeypatch):
+    """An empty folder, whose files enter nothing for the next test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    tables = [(table, dict(table)) for table in (RULES, TASKS)]
+    yield
+    for table, before in tables:
+        table.clear()
+        table.update(before)
+    for name in list(sys.modules):
+        if name.startswith(("own_my_", "lab.learn.my_")):
+            del sys.modules[name]
+
+
+def own(name: str):
+    """One of the five files as a module."""
+    return importlib.import_module(f"lab.learn.{name}")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_an_empty_folder_trains(name, tmp_path, monkeypatch):
+    """It passes the checks before torch is imported, trains a step, and stands in the run's files."""
+    shutil.copy(LEARN / f"{name}.py", tmp_path)
+    words = words_of(BRIEF_FLAGS, FILES[name].format(f"{name}.py"), SIZES)
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    check_inputs()
+    run_well(train, words)
+    config = json.loads((tmp_path / "runs/run/config.json").read_text())
+    assert f"{name}.py" in f"{config['use']} {config['reward']}"
+    row = read_lines(tmp_path / "runs/run/samples.jsonl")[0]
+    assert list(row["weights"]) == [config["method"]]
+    if config["method"] != "shear":
+        assert torch.tensor(row["weights"][name]).std() > 0.01
+
+
+def test_the_distance_is_the_mean_over_all_pairs_of_tokens():
+    """It stands in SHEAR's weights in units of nbar."""
+    hidden, mask, correct = random_group()  # rollouts 1 and 3 are right
+    weighed = shear_weights(hidden, mask, correct, closest=own("my_distance").closest, window=99)
+    wrong = hidden[0][mask[0]]
+    means = [token_distances(wrong, hidden[right][mask[right]]).mean() for right in (1, 3)]
+    assert_close(weighed.omega[0][mask[0]], (min(means) / weighed.nbar).expand(17))
+
+
+def test_the_pooling_is_the_smallest_distance():
+    """Spans of 4 tokens, one every 2: tokens 2 and 3 are in both."""
+    spans = spans_of(torch.ones(1, 6).bool(), window=4, stride=2)
+    distances = torch.tensor([3.0, 1.0])
+    assert own("my_pooling").smallest(distances, spans).tolist() == [3, 3, 1, 1, 1, 1]
+    assert token_weights(distances, spans).tolist() == [3, 3, 3, 3, 1, 1]
+
+
+def test_the_reward_has_a_part_for_a_near_miss():
+    """The answer is 7; a response without a box is wrong."""
+    grade = own("my_reward").grade
+    boxes = [rf"a=3+4=7\boxed{{{number}}}" for number in (7, 6, 8, 5)]
+    assert [grade(response, "7") for response in boxes] == [1, 0.3, 0.3, 0]
+    assert grade("7", "7") == 0
+
+
+def test_the_task_has_the_hard_problems_alone():
+    """All of them, and both kinds exist in the embedded task."""
+    module = own("my_task")
+    settings = gradients.settings_of_run(["--task", "my_task", "--use", "lab.learn.my_task"])
+    whole, _ = toy.task(settings, toy.make_tokenizer(), "M")
+    ours, _ = module.task(settings, toy.make_tokenizer(), "M")
+    for all_of_them, hard in ((whole.train, ours.train), (whole.heldout, ours.heldout)):
+        easy = [problem for problem in all_of_them if problem not in hard]
+        assert all(problem["problem"].count("*") < 2 for problem in easy)
+        assert len(easy) > 9 and len(hard) > 9
+        assert all(problem["problem"].count("*") >= 2 for problem in hard)
+
+
+def test_a_rule_of_one_s_own_is_an_arm_of_the_studies(tmp_path):
+    """The gradient test has its row; a trial of `compare` knows when the file changes."""
+    file = tmp_path / "my_rule.py"
+    shutil.copy(LEARN / "my_rule.py", file)
+    use = f"--use {file} --use builders.alternating"
+    sizes = "--toy-lines 1 --toy-width 16 --warmup-steps 1 --heldout 4 --eval-groups 2"
+    sizes += " --prompts-per-step 2 --prompts-per-update 2"
+    rows = tmp_path / "rows.jsonl"
+    gradients.main(words_of(use, sizes, "--batches 2 --reference 2 --rows", rows, "--arms my_rule"))
+    assert {row["arm"] for row in read_lines(rows)} == {"grpo", "my_rule"}
+    assert compare.allowed_arms(["my_rule"], use.split()) == ["grpo", "my_rule"]
+    before = compare.code_of("my_rule", flags=use)
+    file.write_text(file.read_text().replace("0.01", "0.02"))
+    assert compare.code_of("my_rule", flags=use) != before
+
+
+def test_the_page_shows_the_files():
+    """A block has all of its file but the docstring and the imports above it."""
+    page = (ROOT / "docs" / "change.md").read_text()
+    assert len(page.splitlines()) <= 100
+    shown = re.findall(
+        r"\[(my_\w+)\.py\]\(\.\./lab/learn/\1\.py\).*?```python\n(.*?)```", page, re.S
+    )
+    assert [name for name, _ in shown] == list(FILES)
+    for name, block in shown:
+        source = (LEARN / f"{name}.py").read_text()
+        assert source.endswith(f"\n{block}")
+        for node in ast.parse(source.removesuffix(block)).body:
+            assert isinstance(node, ast.Expr | ast.Import | ast.ImportFrom)
+        command = ast.get_docstring(ast.parse(source)).split("\n")[2]
+        flags = FILES[name].split(" --toy-lines")[0]
+        assert command == f"python train.py {flags.format(f'lab.learn.{name}')}"
+        assert flags.format(f"{name}.py") in " ".join(page.split())
