@@ -4,10 +4,18 @@ race         which of the opposing spans is closest, without solving every pair
 distances    the costs by one matrix product
 packing      micro-batches without padding
 generate     sampling that drops rollouts that have ended, and reads a prompt once
+decode       on CUDA: decoding steps that are captured and replayed without Python
+
+`decode` has not run on a GPU so far, so it is off unless asked for: `--use lab.fast:decode=yes`. It
+is to become the default when log-probabilities of its tokens are, on a GPU and at 1.5B, as close to
+those of the scoring pass as transformers' are (`lab/records/gpu_decode.py`): on average within .02
+nat, and within .002 with the sign. Its samples have the same distribution, and for a seed differ
+from those of `generate`. Where it does not apply, `generate` samples; a line before step 1 says so.
 """
 
 from typing import TYPE_CHECKING
 
+from lab.fast.decode import graph_generate
 from lab.fast.distances import token_distances
 from lab.fast.generate import fast_generate
 from lab.fast.packing import packing_of
@@ -24,6 +32,7 @@ def use(
     distances: bool = True,
     packing: bool = True,
     generate: bool = True,
+    decode: bool = False,
 ) -> None:
     """Replace the plain functions of a run by these, all of them or those that are not `no`."""
     if race:
@@ -32,5 +41,7 @@ def use(
         parts.hooks["distances"] = token_distances
     if packing:
         parts.layout = packing_of
-    if generate:
+    if decode:
+        parts.generate = graph_generate
+    elif generate:
         parts.generate = fast_generate

@@ -16,9 +16,9 @@ differs between two steps is in a tensor that the step itself changes in place:
 A step reads all columns of its cache and all rows of its batch. So the caches grow by LENGTH
 columns at a time, and the batch is halved when at most half of its rows are live. Each pair of a
 length and a number of rows has caches and a graph of its own. Its first step runs from Python, its
-second is captured. Neither number ever goes back, so what an earlier pair had is freed. No memory
-and no graph outlives a call: capturing takes about as long as two steps from Python, and a graph
-that was kept would hold its caches during training.
+second is captured. The length only grows and the batch only shrinks, so what an earlier pair had is
+freed. Nothing outlives a call: a graph that was kept would hold its caches during training, and a
+new one costs one more pass through Python.
 
 One new token per row attends to the cache by `grouped_attention`. The prompts are read before that,
 each distinct one once, by the model's own attention.
@@ -48,16 +48,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+from tqdm import tqdm
 from transformers import AttentionInterface, Cache, PreTrainedConfig, PreTrainedModel, StaticCache
 
-from harness.log import say
 from lab.fast.generate import distinct, fast_generate, read
 from lab.fast.packing import attends_fully
 
 EVERY = 16  # steps from one look at which rows have ended to the next
 LENGTH = 512  # columns by which caches grow
 SMALLEST = 8  # rows: no smaller batch would be faster, as a step reads all weights
-ALIGNED = 8  # columns: attention in half precision copies masks of other lengths
+ALIGNED = 16  # columns: attention pads a mask of any other length in every layer
 
 
 class Sampled(NamedTuple):
@@ -85,9 +85,9 @@ def graph_generate(
 
 @cache
 def say_once(line: str) -> None:
-    """Print a line, once, on the first rank."""
+    """Print an indented line, once, on the first rank."""
     if not dist.is_initialized() or dist.get_rank() == 0:
-        say(line)
+        tqdm.write(f"  {line}")
 
 
 @torch.no_grad()
@@ -290,8 +290,8 @@ def grouped_attention(
 
     query (b, H, 1, w), key and value (b, kv, L, w), attention_mask (b, 1, 1, L) -> (b, 1, H, w),
     None. The H / kv query heads that share a key-value head become as many positions of one head,
-    so the cache is read once, and is not copied for each query head. transformers 5.23 does the
-    same in its own attention, but not from every version on that runs here.
+    so the cache is read once and is not copied for each query head. transformers 5.17 copied it,
+    5.23 groups the heads, too.
     """
     groups = query.squeeze(2).unflatten(1, (key.shape[1], -1))  # (b, kv, H / kv, w)
     attended = scaled_dot_product_attention(groups, key, value, attention_mask, scale=scaling)
