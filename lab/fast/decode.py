@@ -1,7 +1,7 @@
 """A decoding step without Python: the hook `generate` of `grpo.rollout`, by CUDA graphs.
 
-    rollout(..., generate=graph_generate)      --use lab.fast:decode=yes
-    sample(model, prompt_ids, prompt_mask, ...)   the loop itself, also on a CPU
+    rollout(..., generate=graph_generate)        --use lab.fast:decode=yes
+    sample(model, prompt_ids, prompt_mask, ...)  the loop itself, also on a CPU
 
 transformers' loop starts some thousand kernels per token from Python, which takes longer than the
 GPU needs to run them (docs/hardware.md). A CUDA graph records the kernels of one step once and
@@ -29,6 +29,8 @@ Traps:
   - Masked columns must hold finite numbers: 0 x NaN is NaN. So caches begin as zeros.
   - The step before the capture must run on the capture's stream, where libraries allocate what they
     keep; otherwise that memory would belong to the graph.
+  - Another thread, such as NCCL's watchdog, may ask the GPU something while a step is captured. The
+    mode "thread_local" allows it.
   - torch moves the seed of its random numbers between replays. Other generators would have to be
     registered with the graph.
 
@@ -75,11 +77,12 @@ def graph_generate(
     On a CPU, and for families that are not known, it is `fast_generate`; a line says so.
     """
     kind = model.config.model_type
-    if prompt_ids.is_cuda and attends_fully(model.config):
+    is_known = attends_fully(model.config)
+    if is_known and prompt_ids.is_cuda:
         say_once(f"sampling from {kind}: captured steps, lab/fast/decode.py")
         return sample(model, prompt_ids, prompt_mask, **options).ids
-    reason = "not captured without a GPU" if attends_fully(model.config) else "not captured"
-    say_once(f"sampling from {kind}: {reason}, lab/fast/generate.py")
+    reason = "steps are captured on CUDA alone" if is_known else "it is no family of decode.py"
+    say_once(f"sampling from {kind}: lab/fast/generate.py, as {reason}")
     return fast_generate(model, prompt_ids, prompt_mask, **options)
 
 
@@ -164,8 +167,8 @@ class Decoding:
         self.newest = prompt_ids[:, -1:].clone()  # (b, 1) the token that the next step reads
         self.ended = torch.zeros(count, dtype=torch.bool, device=device)  # (b,)
         prompts, prompt_of_row = distinct(prompt_ids, prompt_mask)
-        read_before = read(model, prompts) if width > 1 else None
-        self.set_cache(read_before, prompt_of_row)
+        cache = read(model, prompts) if width > 1 else None
+        self.set_cache(cache, prompt_of_row)
 
     @property
     def length(self) -> int:
@@ -328,7 +331,7 @@ def captured(step: Callable[[], None]) -> Iterator[None]:
     torch.cuda.current_stream().wait_stream(stream)
     yield
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         step()  # recorded, not run
     while True:
         graph.replay()
