@@ -7,10 +7,11 @@ generate     sampling that drops rollouts that have ended, and reads a prompt on
 decode       on CUDA: decoding steps that are captured and replayed without Python
 
 `decode` has not run on a GPU so far, so it is off unless asked for: `--use lab.fast:decode=yes`. It
-is to become the default when log-probabilities of its tokens are, on a GPU and at 1.5B, as close to
-those of the scoring pass as transformers' are (`lab/records/gpu_decode.py`): on average within .02
-nat, and within .002 with the sign. Its samples have the same distribution, and for a seed differ
-from those of `generate`. Where it does not apply, `generate` samples; a line before step 1 says so.
+becomes the default once `lab/records/gpu_decode.py` shows, on a GPU and at 1.5B, that the
+log-probabilities of its tokens differ from those of the scoring pass by less than .02 nat in mean
+absolute value and by less than .002 in mean. Its samples have the same distribution, but for a seed
+they are others than those of `generate`. Where it does not apply, `generate` samples; a line before
+step 1 says so.
 """
 
 from typing import TYPE_CHECKING
