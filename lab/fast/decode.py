@@ -271,7 +271,8 @@ def copy_to_static(
     static = StaticCache(config, max_cache_len=length)
     if cache is None:
         return static
-    for layer, old in zip(static.layers, cache.layers, strict=True):
+    layers: Any = zip(static.layers, cache.layers, strict=True)  # all hold keys and values
+    for layer, old in layers:
         keys = old.keys[:, :, :used].index_select(0, rows)  # (b, kv, used, w)
         values = old.values[:, :, :used].index_select(0, rows)
         old.keys = old.values = None

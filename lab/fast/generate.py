@@ -53,7 +53,7 @@ def read_prompts(
     if all_differ or prompt_ids.shape[1] < SHORT or not attends_fully(model.config):
         return None
     cache = read(model, prompts)
-    cache.reorder_cache(prompt_of_row)  # to one row per rollout
+    cache.batch_select_indices(prompt_of_row)  # to one row per rollout
     return cache
 
 
