@@ -48,19 +48,31 @@ def read_prompts(
 
     Adjacent equal prompts are read once. None where no two are equal, or prompts are left out.
     """
-    rows = torch.stack([prompt_ids, prompt_mask.long()], 1)  # (b, 2, P)
-    # (prompts, 2, P), and the number of each row's prompt, (b,): 0, 0, 1, ...
-    prompts, prompt_of_row = rows.unique_consecutive(dim=0, return_inverse=True)
-    all_differ = len(prompts) == len(rows)
+    prompts, prompt_of_row = distinct(prompt_ids, prompt_mask)
+    all_differ = len(prompts) == len(prompt_ids)
     if all_differ or prompt_ids.shape[1] < SHORT or not attends_fully(model.config):
         return None
-    ids, mask = prompts[:, :, :-1].unbind(1)  # (prompts, P - 1), (prompts, P - 1)
-    positions = (mask.cumsum(1) - 1).clamp_min(0)  # (prompts, P - 1), as `generate` counts them
-    cache = model.base_model(
+    cache = read(model, prompts)
+    cache.batch_select_indices(prompt_of_row)  # to one row per rollout
+    return cache
+
+
+def distinct(prompt_ids: Tensor, prompt_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Prompts (b, P) without the adjacent equal ones: ids and mask (n, 2, P).
+
+    Also the number of each row's prompt, (b,): 0, 0, 1, ...
+    """
+    rows = torch.stack([prompt_ids, prompt_mask.long()], 1)  # (b, 2, P)
+    return rows.unique_consecutive(dim=0, return_inverse=True)
+
+
+def read(model: PreTrainedModel, prompts: Tensor) -> DynamicCache:
+    """The keys and values of prompts, ids and mask (n, 2, P), but for the last token's."""
+    ids, mask = prompts[:, :, :-1].unbind(1)  # (n, P - 1), (n, P - 1)
+    positions = (mask.cumsum(1) - 1).clamp_min(0)  # (n, P - 1), as `generate` counts them
+    return model.base_model(
         ids, attention_mask=mask, position_ids=positions, use_cache=True
     ).past_key_values
-    cache.reorder_cache(prompt_of_row)  # to one row per rollout
-    return cache
 
 
 @torch.no_grad()

@@ -6,6 +6,7 @@
 The number is the limit of tokens; half of the responses end within a fifth of it. `fast` is what
 training calls, `transformers` its own loop, `batch` its continuous batching (`generate_batch`), and
 `cudnn` is `fast` with cuDNN's attention, which train.py turns off. 32 prompts x 8 responses.
+Without a GPU a tiny model rehearses it.
 """
 
 from lab.records.help import show_help
@@ -27,8 +28,9 @@ from lab.records import random_model
 
 limit = int(sys.argv[1])
 ranks = fsdp.join("cuda" if torch.cuda.is_available() else "cpu")
-model = random_model.make_model("1.5B", ranks.device, limit / 5)
-tokenizer = random_model.make_tokenizer("1.5B")
+shape = "1.5B" if ranks.device.type == "cuda" else "tiny"  # a rehearsal
+model = random_model.make_model(shape, ranks.device, limit / 5)
+tokenizer = random_model.make_tokenizer(shape)
 packing_of(model)  # sets the attention that training sets
 prompts = [f"{number:04} What is the sum of f(p)? {'Step by step. ' * 12}" for number in range(32)]
 

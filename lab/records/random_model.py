@@ -35,7 +35,16 @@ SMALL = Qwen2Config(
     vocab_size=151_936,
     tie_word_embeddings=True,
 )
-SHAPES = {"7B": LARGE, "1.5B": SMALL}
+TINY = Qwen2Config(  # to rehearse on a CPU
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    intermediate_size=128,
+    hidden_size=64,
+    vocab_size=4096,
+    tie_word_embeddings=True,
+)
+SHAPES = {"7B": LARGE, "1.5B": SMALL, "tiny": TINY}
 EVERY = 50  # one token in so many is a boxed answer
 ANSWERS = ("1", "2", "3")
 LN_2 = 0.693  # a response of median length m ends at each token with probability ln 2 / m
