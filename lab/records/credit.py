@@ -74,14 +74,22 @@ def print_trainings(trials: pd.DataFrame, cell: str) -> None:
         print("", *log.markdown(lines), sep="\n")
 
 
+def over_seeds(values: pd.Series, halves: pd.Series) -> str:
+    """The mean over seeds with its 95% interval; of one seed, its value and 90% interval."""
+    if len(values) == 1:
+        return f"{values.item():+.3f} ± {halves.item():.3f}"
+    return with_interval(values)
+
+
 def print_gradients(rows: pd.DataFrame, title: str) -> None:
     """Print a line per arm, the largest D first."""
     usual = rows[rows["arm"] == "grpo"].set_index("seed")["snr"]
     ratio = rollouts_needed(rows["seed"].map(usual), rows["snr"])
     lines = []
     for arm, own in rows.assign(ratio=ratio).groupby("arm"):
-        line = {"arm": arm, "cos": f"{own['cos'].mean():.3f}", "D": with_interval(own["D"])}
-        line["D, Adam's metric"] = with_interval(own["D_adam"])
+        line = {"arm": arm, "cos": f"{own['cos'].mean():.3f}"}
+        line["D"] = over_seeds(own["D"], own["half"])
+        line["D, Adam's metric"] = over_seeds(own["D_adam"], own["half_adam"])
         line["rollouts"] = f"{own['ratio'].median():.1f}"
         lines.append((own["D"].mean(), line))
     lines.sort(key=lambda pair: -pair[0])
@@ -92,7 +100,8 @@ trials = compare.trials_in(FOLDER / "credit.jsonl")
 for cell in trials["cell"].unique():
     print_trainings(trials, cell)
 
-gradients = pd.DataFrame(files.read_lines(FOLDER / "credit-gradients.jsonl"))
-gradients["toy_lines"] = gradients["toy_lines"].fillna(5)  # the first rows, before it was written
+rows = files.read_lines(FOLDER / "credit-gradients.jsonl")
+# the first rows were written before the column
+gradients = pd.DataFrame([{"toy_lines": 5} | row for row in rows])
 for (task, lines), rows in gradients.groupby(["task", "toy_lines"], sort=False):
     print_gradients(rows, f"{task}, {lines:.0f} lines, {rows['seed'].nunique()} seeds")
