@@ -130,7 +130,7 @@ def sample(group: Group, context: Context) -> tuple[Rollouts, Tensor]:
         generate=fast_generate,
     )
     verdicts = context.task.verdicts([group.problem], rollouts)
-    return rollouts, torch.tensor([verdict.score == 1 for verdict in verdicts])
+    return rollouts, torch.tensor([verdict.reward == 1 for verdict in verdicts])
 
 
 @torch.no_grad()

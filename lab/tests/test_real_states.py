@@ -33,9 +33,10 @@ def folder(model, tmp_path_factory):
 
 @pytest.fixture
 def rows_path(tmp_path, monkeypatch):
-    """Where the script puts its rows; its reference in float64 is short."""
+    """Where the script puts its rows; loops over pairs and the reference are short."""
     monkeypatch.setattr(script, "ROWS", tmp_path / "rows.jsonl")
     monkeypatch.setattr(script.bench, "TRUE_ITERS", 20)
+    monkeypatch.setattr(script, "LOOPED", 2)
     return script.ROWS
 
 
