@@ -1,12 +1,15 @@
-"""Where the energy of the policy gradient lies, before, at and after the first wrong step.
+"""Where the energy of the policy gradient lies: around the first wrong step, or by quarters.
 
     python -m lab.studies.energy                    # the embedded task, before training
     python -m lab.studies.energy --model runs/NAME/model --arms shear position
     python -m lab.studies.energy --task words --model PATH --batches 8
+    python -m lab.studies.energy --task math --model PATH --data problems.jsonl --max-tokens 384
 
 A token's energy is n_t = 1 - 2 p_t + sum_v p_v^2, the squared norm of the gradient of log pi in its
-logits; with a weight w_t it is w_t^2 n_t. Of the wrong rollouts of groups with right and wrong ones
-whose first wrong step is known, the table has, for each part of a rollout and each arm:
+logits; with a weight w_t it is w_t^2 n_t. A task that knows first wrong steps has three parts,
+before, at and after it, of the wrong rollouts of groups with right and wrong ones in which it is
+known. Any other task has the quarters of all rollouts of such groups. The table has, for each part
+and each arm:
 
     tokens      mean number of tokens
     energy      mean sum of n_t
@@ -18,8 +21,8 @@ Energy before the first error is noise that credit can silence, if what comes be
 the outcome. After it there is noise, too, and a rule that raises the weights there raises it. An
 arm is written as in `lab.studies.compare`.
 
-Left out: right rollouts, the correlation of a rollout's tokens, the embedding's and the layers'
-share of the gradient.
+Left out: right rollouts around first wrong steps, the correlation of a rollout's tokens, the
+embedding's and the layers' share of the gradient.
 """
 
 from dataclasses import dataclass
@@ -35,7 +38,7 @@ ARMS_HELP = 'Arms: a method, or "NAME: METHOD FLAGS".'
 
 @dataclass(frozen=True)
 class Energy:
-    """Measure the policy gradient's energy around the first error.
+    """Measure the policy gradient's energy around the first error, or by quarters.
 
     Flags of train.py can be added.
     """
@@ -69,7 +72,12 @@ from lab.studies.prefixes import context_at_start
 from lab.tools.salience import logit_gradients
 from tasks.errors import BadInput
 
-PARTS = "before", "at", "after"
+AROUND_ERROR = "before", "at", "after"
+QUARTERS = "first", "second", "third", "last"
+NONE_COUNTS = {
+    AROUND_ERROR: "no wrong rollout has a known first error",
+    QUARTERS: "no group has right and wrong rollouts",
+}
 COLUMNS = {"tokens": ".1f", "energy": ".3f", "share": ".0f", "weight": ".2f", "w2 share": ".0f"}
 
 
@@ -80,21 +88,20 @@ def main(argv: list[str] | None = None) -> None:
     arms = {arm: settings_of(arm, others) for arm in allowed_arms(flags.arms, others)}
     config = settings_of_run(others)
     run = load_run(config, fsdp.join(config.device, config.threads))
-    if not run.context.task.first_error:
-        raise BadInput(f"--task {config.task}: does not know first errors; choose another")
     teach(run)
     round_weights(run.context.policy.model, getattr(torch, config.dtype))
     run.context = context_at_start(run)
+    parts = AROUND_ERROR if run.context.task.first_error else QUARTERS
     tables = []
     for index in tqdm(range(flags.batches), "batches", leave=False, disable=None):
         batch = sample_batch(run, index)
         credit = credit_by_arm(run.context, batch, list(arms.values()))  # (arms, B, T)
-        table = token_table(run, batch, dict(zip(arms, credit, strict=True)))
+        table = token_table(run, batch, parts, dict(zip(arms, credit, strict=True)))
         tables.append(table.assign(batch=index))
     tokens = pd.concat(tables, ignore_index=True)
     if tokens.empty:
-        raise BadInput("no wrong rollout has a known first error; raise --prompts-per-step")
-    rows = [row for arm in arms for row in part_rows(tokens, arm)]
+        raise BadInput(f"{NONE_COUNTS[parts]}; raise --prompts-per-step")
+    rows = [row for arm in arms for row in part_rows(tokens, arm, parts)]
     about = {
         "task": config.task,
         "toy_lines": config.toy_lines,
@@ -108,14 +115,20 @@ def main(argv: list[str] | None = None) -> None:
     print("\n".join(log.markdown(lines)))
 
 
-def token_table(run: Run, batch: Batch, credit: dict[str, Tensor]) -> pd.DataFrame:
+def token_table(
+    run: Run, batch: Batch, parts: tuple[str, ...], credit: dict[str, Tensor]
+) -> pd.DataFrame:
     """A row for each token of the rollouts that count: its part, energy, and weight by each arm."""
-    start, end = batch.true_errors(run.context.task, run.context.tokenizer).split(1, dim=1)
-    position = positions(batch.mask)  # (B, T)
-    part = (position >= start).long() + (position >= end).long()  # (B, T), an index of PARTS
-    counts = batch.mask & (start >= 0)  # (B, T)
+    if parts == AROUND_ERROR:
+        start, end = batch.true_errors(run.context.task, run.context.tokenizer).split(1, dim=1)
+        position = positions(batch.mask)  # (B, T)
+        part = (position >= start).long() + (position >= end).long()  # (B, T), an index of `parts`
+        counts = batch.mask & (start >= 0)  # (B, T)
+    else:
+        part = quarter_of(batch.mask)  # (B, T), an index of `parts`
+        counts = batch.mask & (batch.advantages != 0)[:, None]  # (B, T)
     table = pd.DataFrame({"energy": logit_gradients(batch.rollouts, run.context)[counts].tolist()})
-    table["part"] = [PARTS[number] for number in part[counts].tolist()]
+    table["part"] = [parts[number] for number in part[counts].tolist()]
     table["row"] = counts.nonzero()[:, 0].tolist()
     for arm, token_advantages in credit.items():
         weights = effective_weights(token_advantages, batch.advantages, batch.mask)  # (B, T)
@@ -123,12 +136,18 @@ def token_table(run: Run, batch: Batch, credit: dict[str, Tensor]) -> pd.DataFra
     return table
 
 
-def part_rows(tokens: pd.DataFrame, arm: str) -> list[dict]:
+def quarter_of(mask: Tensor) -> Tensor:
+    """The quarter of its response, 0 to 3, that each token of a mask (B, T) is in."""
+    lengths = mask.sum(1, keepdim=True).clamp_min(1)  # (B, 1)
+    return 4 * positions(mask) // lengths  # (B, T)
+
+
+def part_rows(tokens: pd.DataFrame, arm: str, parts: tuple[str, ...]) -> list[dict]:
     """An arm's rows, one for each part."""
     rollouts = len(tokens[["batch", "row"]].drop_duplicates())
     weighted = tokens[arm] ** 2 * tokens["energy"]
     rows = []
-    for name in PARTS:
+    for name in parts:
         is_own = tokens["part"] == name
         own = tokens[is_own]
         row = {
@@ -142,11 +161,6 @@ def part_rows(tokens: pd.DataFrame, arm: str) -> list[dict]:
         }
         rows.append(row)
     return rows
-
-
-def table_line(row: dict) -> dict[str, str]:
-    """A row as it is printed."""
-    return row | {name: format(row[name], form) for name, form in COLUMNS.items()}
 
 
 if __name__ == "__main__":

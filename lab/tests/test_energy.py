@@ -1,4 +1,6 @@
-"""The energy table: sums over the tokens before, at and after the first error, by a loop."""
+"""The energy table: sums over the tokens of each part of a response, by a loop."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,25 +24,46 @@ def errors_at_one_place(batch, *_):
     return torch.where(batch.correct[:, None], -1, places)
 
 
-def test_the_table_has_the_sums_of_a_loop_over_tokens(tmp_path, monkeypatch, capsys):
-    """Of two batches, with weights that differ from token to token, t / T."""
+def load_without_errors(*args):
+    """In place of `load_run`: a task that knows no first errors."""
+    run = load_run(*args)
+    run.context.task = replace(run.context.task, first_error=None)
+    return run
+
+
+def part_of(token: int, length: int, parts: tuple[str, ...]) -> str:
+    """Which part of a response of this length a token is in."""
+    if parts == energy.AROUND_ERROR:
+        return parts[(token >= START) + (token >= END)]
+    return parts[sum(token >= share * length / 4 for share in (1, 2, 3))]
+
+
+@pytest.mark.parametrize("parts", [energy.AROUND_ERROR, energy.QUARTERS])
+def test_the_table_has_the_sums_of_a_loop_over_tokens(parts, tmp_path, monkeypatch, capsys):
+    """Of two batches, with weights that differ from token to token, t / T.
+
+    Wrong rollouts count where errors are known, and else all, as each group has both kinds.
+    """
     monkeypatch.setattr(Batch, "true_errors", errors_at_one_place)
+    if parts == energy.QUARTERS:
+        monkeypatch.setattr(energy, "load_run", load_without_errors)
     rows = tmp_path / "rows.jsonl"
     energy.main(words_of(FLAGS, "--batches 2 --arms position --rows", rows))
-    assert "| position | after" in capsys.readouterr().out
+    assert f"| position | {parts[-1]}" in capsys.readouterr().out
     found = {row["part"]: row for row in read_lines(rows) if row["arm"] == "position"}
     run = load_run(gradients.settings_of_run(words_of(FLAGS)), ALONE)
     energy.teach(run)
-    sums = {part: torch.zeros(4) for part in energy.PARTS}  # tokens, n, w, w^2 n
+    sums = {part: torch.zeros(4) for part in parts}  # tokens, n, w, w^2 n
     rollouts = 0
     for index in range(2):
         batch = gradients.sample_batch(run, index)
         norms = logit_gradients(batch.rollouts, run.context)
-        for row in (~batch.correct).nonzero().flatten().tolist():
+        counts = ~batch.correct if parts == energy.AROUND_ERROR else batch.advantages != 0  # (B,)
+        for row in counts.nonzero().flatten().tolist():
             rollouts += 1
             length = batch.lengths[row].item()
             for t in range(length):
-                part = "before" if t < START else "at" if t < END else "after"
+                part = part_of(t, length, parts)
                 n, w = norms[row, t].item(), (t + 1) / length
                 sums[part] += torch.tensor([1, n, w, w * w * n])
     totals = sum(sums.values())

