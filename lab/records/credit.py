@@ -32,6 +32,9 @@ PAIRS = [
     ("eighth", "shear"),
     ("double", "grpo-own"),
     ("raw", "shear"),
+    ("eps-.02", "shear"),
+    ("eps-.15", "shear"),
+    ("eps-.35", "shear"),
 ]
 
 
@@ -96,6 +99,18 @@ def print_gradients(rows: pd.DataFrame, title: str) -> None:
     print(f"\n## Gradients, {title}\n", *log.markdown([line for _, line in lines]), sep="\n")
 
 
+def energy_lines(rows: pd.DataFrame) -> list[dict[str, str]]:
+    """A line per task and part of a rollout: means over seeds, with the weights of SHEAR."""
+    lines = []
+    own = rows[rows["arm"] == "shear"]
+    for (task, part), parts in own.groupby(["task", "part"], sort=False):
+        means = parts[["energy", "share", "weight", "w2 share"]].mean()
+        line = {"task": task, "part": part, "energy": f"{means['energy']:.2f}"}
+        line |= {"share, %": f"{means['share']:.0f}", "weight": f"{means['weight']:.2f}"}
+        lines.append(line | {"share of w² n, %": f"{means['w2 share']:.0f}"})
+    return lines
+
+
 trials = compare.trials_in(FOLDER / "credit.jsonl")
 for cell in trials["cell"].unique():
     print_trainings(trials, cell)
@@ -105,3 +120,6 @@ rows = files.read_lines(FOLDER / "credit-gradients.jsonl")
 gradients = pd.DataFrame([{"toy_lines": 5} | row for row in rows])
 for (task, lines), rows in gradients.groupby(["task", "toy_lines"], sort=False):
     print_gradients(rows, f"{task}, {lines:.0f} lines, {rows['seed'].nunique()} seeds")
+
+energies = pd.DataFrame(files.read_lines(FOLDER / "credit-energy.jsonl"))
+print("\n## Energy\n", *log.markdown(energy_lines(energies)), sep="\n")
