@@ -21,7 +21,8 @@ The table has for each arm:
     half        half the width of D's 90% interval (Student's t), for the noise of the batches and
                 of the reference (jackknife)
     D_adam      D after every coordinate is divided by the root of its mean square in the
-                reference's batches, as AdamW does; "-" where gradients are projected
+                reference's batches (on the tasks of `lab.tools.noise` in those of `grpo`), as
+                AdamW does; "-" where gradients are projected
     half_adam   the same for D_adam
     snr         |mean|^2 over the variance of one batch's gradient, both without bias; negative
                 where noise hides the mean
@@ -145,7 +146,9 @@ def main(argv: list[str] | None = None) -> None:
     references = take_references(run, flags)
     gradients = take_gradients(run, arms, references, flags, about)
     if ranks.main:
-        rows = arm_rows(list(arms), references, gradients, adam_scale(run, references))
+        # an exact reference lacks the noise that Adam's scale is made of
+        noisy = gradients[0] if config.task in noise.CELLS else references
+        rows = arm_rows(list(arms), references, gradients, adam_scale(run, noisy))
         files.append_rows(flags.rows, [about | row for row in rows])
         draw_differences(rows, flags.rows.with_suffix(".svg"))
         print("\n".join(log.markdown(list(map(table_line, rows)))))
@@ -176,16 +179,17 @@ def take_references(run: Run, flags: Gradients) -> Tensor:
     return torch.stack(fsdp.gather_items(taken, run.ranks))
 
 
-def adam_scale(run: Run, references: Tensor) -> Tensor:
-    """One over the root of each coordinate's mean square (K,); NaN if gradients are projected.
+def adam_scale(run: Run, gradients: Tensor) -> Tensor:
+    """One over the root of each coordinate's mean square (K,) in gradients of batches (M, K).
 
-    A hundredth of the mean root is added, for coordinates that the references hardly touch.
+    It is NaN if gradients are projected. A hundredth of the mean root is added, for coordinates
+    that the gradients hardly touch.
     """
     weights = filter(attrgetter("requires_grad"), run.context.policy.parameters())
     trained = sum(parameter.numel() for parameter in weights)
-    roots = references.square().mean(0).sqrt()  # (K,)
+    roots = gradients.square().mean(0).sqrt()  # (K,)
     scale = 1 / (roots + FLOOR * roots.mean())  # (K,)
-    return scale if trained == references.shape[1] else torch.full_like(scale, math.nan)
+    return scale if trained == gradients.shape[1] else torch.full_like(scale, math.nan)
 
 
 def take_gradients(
