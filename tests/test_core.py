@@ -182,8 +182,8 @@ def test_a_file_enters_a_rule_and_a_task(core):
 
 def test_a_rule_s_name_is_its_own(core):
     """A file that enters another rule of a name is refused: which of them would train?"""
-    (core / "twice.py").write_text(OWN.replace('"half"', '"grpo"'))
-    status, printed = run(core, "train.py", STEP, "--method grpo --use twice.py --name twice")
+    (core / "taken.py").write_text(OWN.replace('"half"', '"grpo"'))
+    status, printed = run(core, "train.py", STEP, "--method grpo --use taken.py --name taken")
     assert status == 2 and 'error: rule("grpo"): another rule has this name' in printed, printed
 
 
