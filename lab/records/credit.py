@@ -94,7 +94,7 @@ def print_gradients(rows: pd.DataFrame, title: str) -> None:
         line["D"] = over_seeds(own["D"], own["half"])
         if not title.startswith("noise"):  # whose rows have the scale of the exact reference
             line["D, Adam's metric"] = over_seeds(own["D_adam"], own["half_adam"])
-        line["rollouts"] = f"{own['ratio'].median():.1f}"
+        line["rollouts"] = f"{own['ratio'].median():.1f}".replace("nan", "-")
         lines.append((own["D"].mean(), line))
     lines.sort(key=lambda pair: -pair[0])
     print(f"\n## Gradients, {title}\n", *log.markdown([line for _, line in lines]), sep="\n")

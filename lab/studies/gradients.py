@@ -358,9 +358,10 @@ def cosine_of_means(ours: Tensor, others: Tensor) -> float:
 def rollouts_needed(usual: pd.Series, snr: pd.Series) -> pd.Series:
     """How many times GRPO's rollouts an arm needs for GRPO's signal-to-noise ratio, by seed.
 
-    It is infinite where noise hides the arm's signal, which its estimate then puts at 0 or below.
+    Where noise hides a signal, its estimate is 0 or below. The number is infinite where it hides
+    the arm's, and NaN where it hides GRPO's.
     """
-    return (usual / snr).where(snr > 0, math.inf)
+    return (usual / snr).where(snr > 0, math.inf).where(usual > 0)
 
 
 def table_line(row: dict) -> dict[str, str]:
