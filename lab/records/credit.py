@@ -78,10 +78,11 @@ def print_trainings(trials: pd.DataFrame, cell: str) -> None:
 
 
 def over_seeds(values: pd.Series, halves: pd.Series) -> str:
-    """The mean over seeds with its 95% interval; of one seed, its value and 90% interval."""
-    if len(values) == 1:
-        return f"{values.item():+.3f} ± {halves.item():.3f}"
-    return with_interval(values)
+    """The mean over seeds with its 95% interval; of one or two, each with its 90% interval."""
+    if len(values) > 2:
+        return with_interval(values)
+    pairs = zip(values, halves, strict=True)
+    return ", ".join(f"{value:+.3f} ± {half:.3f}" for value, half in pairs)
 
 
 def print_gradients(rows: pd.DataFrame, title: str) -> None:
