@@ -20,3 +20,12 @@ def test_help_comes_before_any_work(script, monkeypatch, capsys):
         runpy.run_path(str(FOLDER / f"{script}.py"))
     assert f"lab.records.{script}" in capsys.readouterr().out
     assert {*sys.modules} - before <= {"lab.records", "lab.records.help"}
+
+
+def test_credit_md_has_the_tables_of_its_rows(monkeypatch, capsys):
+    """Every line that its script prints is in the page."""
+    monkeypatch.setattr("sys.argv", ["credit"])
+    runpy.run_path(str(FOLDER / "credit.py"))
+    page = (FOLDER / "credit.md").read_text(encoding="utf-8")
+    printed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert len(printed) > 20 and [line for line in printed if line not in page] == []
