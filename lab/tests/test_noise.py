@@ -99,6 +99,13 @@ def test_the_reference_is_the_gradient_of_the_chance_of_a_right_digit():
     torch.testing.assert_close(ours, torch.cat([part.flatten() for part in expected]))
 
 
+def test_more_problems_than_exist_are_refused(assert_refused):
+    """Making them would never end."""
+    assert_refused(
+        gradients.main, words_of("--task noise-both --heldout 8361"), "--heldout 8361", "lower"
+    )
+
+
 def test_the_gradient_test_runs_on_it(tmp_path, capsys):
     """With the task's lessons, and a rule that needs first errors."""
     rows = tmp_path / "rows.jsonl"

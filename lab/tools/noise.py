@@ -44,6 +44,7 @@ BOX = r"\boxed{"
 BEFORE = "abcd"  # letters that are drawn before the box
 FIXED = "a"  # the letter that stands there otherwise
 BEFORE_PER_LINE, AFTER_PER_LINE = 8, 4  # with the box's four tokens, the embedded task's length
+DIFFERENT = 9000  # problems: three digits and two operators
 RIGHT = 0.35  # chance that a demonstration has the right digit
 DIGIT_WEIGHT = 6.0  # of the digit in the lessons' loss, which is what has to be learned
 
@@ -73,7 +74,13 @@ def task(
             f"--task {settings.task}: {model_name} is not a model of the embedded task with "
             f"--toy-lines {lines}; give that of its training"
         )
-    problems = make_problems(toy.MADE_PROBLEMS + settings.heldout, settings.seed)
+    count = toy.MADE_PROBLEMS + settings.heldout
+    if count > DIFFERENT:
+        raise BadInput(
+            f"--heldout {settings.heldout}: there are {DIFFERENT} different problems, of which "
+            f"{toy.MADE_PROBLEMS} are trained on; lower it"
+        )
+    problems = make_problems(count, settings.seed)
     cell = CELLS[settings.task]
     return Task(
         settings.task,
@@ -94,7 +101,7 @@ def make_problem(rng: random.Random) -> dict:
 
 
 def make_problems(count: int, seed: int) -> list[dict]:
-    """`count` problems, all different; 9,000 exist."""
+    """`count` problems, all different, at most DIFFERENT."""
     rng = random.Random(f"noise {seed}")
     problems: dict[str, dict] = {}
     while len(problems) < count:
