@@ -2,20 +2,22 @@
 
     python -m lab.tools.weights qwen2.5-coder-0.5b models/qwen2.5-coder-0.5b
     python -m lab.records.real_states published models/qwen2.5-coder-0.5b rollouts.jsonl
-    python -m lab.records.real_states own models/qwen2.5-coder-0.5b problems.jsonl 6
+    python -m lab.records.real_states own models/qwen2.5-coder-0.5b problems.jsonl evals/NAME
     python -m lab.records.real_states      # real-states.jsonl -> the tables
 
 `published` reads solutions that were published, a line each: "group", "problem", "solution",
-"label" (1 if right). `own` samples 8 responses to each of the first problems of levels 1 to 3, a
-line each: "id", "problem", "answer", "level"; the last word is their number. Rows are added to
-real-states.jsonl as they are made, and what is there is not made again. A row is a group: its nbar,
-the weights by each eps, and, at the default eps, what solvers need on pairs of its spans.
+"label" (1 if right). `own` reads the model's own responses to problems of MATH-500 in a folder of
+eval.py; the record has its command. Rows are added to real-states.jsonl as they are made, and what
+is there is not made again. A row is a group: its nbar, the weights by each eps, and, at the default
+eps, what solvers need on pairs of its spans. `own` adds the share of each quarter of the responses
+in the policy gradient's energy.
 
 Seconds are of the process's CPU time. Of the solvers, the race finds the minima of the whole group
 from its finished costs. The others solve a sample of pairs of full spans; their seconds are scaled
 to all pairs. Errors are relative, against float64 to a marginal error of 1e-7.
 
-Left out: groups without right and wrong responses, whose row has no weights.
+Left out: groups without right and wrong responses, whose row has no weights; the stop token of a
+response.
 """
 
 from lab.records.help import show_help
@@ -34,19 +36,20 @@ import pandas as pd
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
 
 from credit.batch import Context
 from credit.settings import Shear
-from grpo import Policy, Rollouts, rollout, to_padded
+from eval import GENERATIONS
+from grpo import Policy, Rollouts, to_padded
 from harness import files, log, models
 from lab.fast.distances import token_distances
-from lab.fast.generate import fast_generate
 from lab.fast.packing import packing_of
 from lab.fast.race import race
 from lab.studies import bench
 from lab.studies.energy import quarter_of
 from lab.tools.salience import logit_gradients
-from shear import EPS, STRIDE, WINDOW, mean_norm, shear_weights, two_sides
+from shear import EPS, STRIDE, WINDOW, Side, mean_norm, shear_weights, two_sides
 from sinkhorn import sinkhorn
 from tasks.rows import read_rows
 from tasks.task import choose_template, grader, text_task
@@ -55,10 +58,7 @@ ROWS = Path(__file__).with_name("real-states.jsonl")
 SETTINGS = [(0.01, "nbar"), (0.03, "nbar"), (EPS, "nbar"), (0.08, "nbar"), (4.52, "raw")]
 PAPER_EARLY = 0.67  # mean distances of (A1), in the first quarter of a response and in the last
 PAPER_LATE = 0.75
-CUT = 700  # tokens of a published solution
-LEVELS = (1, 2, 3)
-GROUP_SIZE = 8
-MAX_TOKENS = 384
+CUT = 700  # tokens of a response
 # Pairs of a group that solvers get; a loop over pairs and the reference get fewer.
 SAMPLED = 156
 LOOPED = 16
@@ -75,13 +75,14 @@ OTHERS = {
 
 
 class Group(NamedTuple):
-    """A problem, and its published responses if there are any."""
+    """A problem and its responses."""
 
     number: int
     level: int
     problem: dict
-    solutions: list[str]
+    responses: list[str]
     labels: list[int]  # 1 if right
+    truncated: int = 0  # how many responses were cut by whoever sampled them
 
 
 def published_groups(path: Path) -> list[Group]:
@@ -94,16 +95,25 @@ def published_groups(path: Path) -> list[Group]:
         if 0 < sum(labels) < len(labels):
             problem = {"problem": first["problem"]}
             groups.append(Group(int(number), level, problem, rows["solution"].tolist(), labels))
-    return sorted(groups, key=lambda group: len("".join(group.solutions)))
+    return sorted(groups, key=lambda group: len("".join(group.responses)))
 
 
-def problems_alone(path: Path, count: int) -> list[Group]:
-    """The first problems of `LEVELS`, without responses."""
-    wanted = [row for row in read_rows(path) if row["level"] in LEVELS]
-    return [Group(row["id"], row["level"], row, [], []) for row in wanted[:count]]
+def own_groups(problems: Path, folder: Path) -> list[Group]:
+    """The groups of a model's own responses, in the order of eval.py's folder."""
+    asked = list(read_rows(problems))
+    rows = pd.DataFrame(files.read_lines(folder / GENERATIONS))
+    groups = []
+    for name, own in rows.groupby("problem", sort=False):
+        place = int(str(name).partition(" ")[0]) - 1  # "1 ID" is the first problem
+        problem = asked[place]
+        labels = (own["score"] == 1).astype(int).tolist()
+        truncated = int((own["reason"] == "truncated").sum())
+        texts = own["response"].tolist()
+        groups.append(Group(problem["id"], problem["level"], problem, texts, labels, truncated))
+    return groups
 
 
-def as_rollouts(prompt: str, responses: list[str], tokenizer) -> Rollouts:
+def as_rollouts(prompt: str, responses: list[str], tokenizer: PreTrainedTokenizerBase) -> Rollouts:
     """Responses to one prompt, of at most `CUT` tokens each, as if they had been sampled."""
     encoded = tokenizer(responses, add_special_tokens=False)["input_ids"]
     rows = [torch.tensor(ids[:CUT]) for ids in encoded]
@@ -113,24 +123,6 @@ def as_rollouts(prompt: str, responses: list[str], tokenizer) -> Rollouts:
     prompt_mask = torch.ones_like(prompt_ids, dtype=torch.bool)  # (G, P)
     truncated = torch.tensor([len(ids) > CUT for ids in encoded])  # (G,)
     return Rollouts(prompt_ids, prompt_mask, ids, mask, truncated, responses)
-
-
-def sample(group: Group, context: Context) -> tuple[Rollouts, Tensor]:
-    """The model's own responses to a problem, and which of them are right, (G,)."""
-    torch.manual_seed(group.number)
-    model = context.policy.model
-    rollouts = rollout(
-        model,
-        context.tokenizer,
-        [context.task.prompt(group.problem)],
-        GROUP_SIZE,
-        max_tokens=MAX_TOKENS,
-        temperature=context.temperature,
-        stops=models.stop_ids(model, context.tokenizer),
-        generate=fast_generate,
-    )
-    verdicts = context.task.verdicts([group.problem], rollouts)
-    return rollouts, torch.tensor([verdict.reward == 1 for verdict in verdicts])
 
 
 @torch.no_grad()
@@ -215,7 +207,7 @@ def weigh(hidden: Tensor, mask: Tensor, correct: Tensor, energy: Tensor | None =
     return {"nbar": nbar, "weights": weights, "solvers": solvers}
 
 
-def solvers_row(costs: Tensor, right, wrong) -> dict:
+def solvers_row(costs: Tensor, right: Side, wrong: Side) -> dict:
     """Iterations, errors and seconds at the default eps; costs (N+, N-) are in units of nbar."""
     raced, race_s = timed(lambda: race(costs, right, wrong, EPS))
     total = len(right.spans.mass) * len(wrong.spans.mass)
@@ -279,21 +271,19 @@ def make_rows(source: str, name: str, groups: list[Group]) -> None:
     for group in groups:
         if (source, model, group.number) in done:
             continue
-        energy = None
-        if group.solutions:
-            prompt = context.task.prompt(group.problem)
-            rollouts = as_rollouts(prompt, group.solutions, context.tokenizer)
-            correct = torch.tensor(group.labels) > 0  # (G,)
-        else:
-            rollouts, correct = sample(group, context)
-            energy = logit_gradients(rollouts, context)  # (G, T)
-        row = {"source": source, "model": model, "group": group.number, "level": group.level}
+        prompt = context.task.prompt(group.problem)
+        rollouts = as_rollouts(prompt, group.responses, context.tokenizer)
+        correct = torch.tensor(group.labels) > 0  # (G,)
+        row: dict = {"source": source, "model": model, "group": group.number}
+        row["level"] = group.level
         row["right"] = int(correct.sum())
         row["tokens"] = rollouts.mask.sum(1).tolist()
-        row["truncated"] = int(rollouts.truncated.sum())
-        if energy is not None:
-            row["energy"] = shares_of(energy, rollouts.mask)
+        row["truncated"] = group.truncated + int(rollouts.truncated.sum())
         if 0 < row["right"] < len(correct):  # both sides
+            energy = None
+            if source == "own":
+                energy = logit_gradients(rollouts, context)  # (G, T)
+                row["energy"] = shares_of(energy, rollouts.mask)
             hidden = states_of(context.policy, rollouts)  # (G, T, d)
             row |= weigh(hidden, rollouts.mask, correct, energy)
         files.append_rows(ROWS, [row])
@@ -411,6 +401,6 @@ if __name__ == "__main__":
     match sys.argv[1:]:
         case ["published", name, path]:
             make_rows("published", name, published_groups(Path(path)))
-        case ["own", name, path, count]:
-            make_rows("own", name, problems_alone(Path(path), int(count)))
+        case ["own", name, path, folder]:
+            make_rows("own", name, own_groups(Path(path), Path(folder)))
     print_all()

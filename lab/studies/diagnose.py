@@ -26,7 +26,7 @@ small.
 
 import shlex
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from harness.config import Config, flag
@@ -65,8 +65,8 @@ from credit.measures import sample_rows
 from credit.rules import RULES
 from harness import files, fsdp, log
 from harness.command import run_command
-from harness.load import give_lessons, load_run, make_run, template_of
-from harness.models import load_model, load_tokenizer, round_weights
+from harness.load import give_lessons, load_run
+from harness.models import round_weights
 from harness.run import Ranks, Run
 from lab.studies import figures
 from lab.studies.advantages import against_truth, weights_of
@@ -75,15 +75,14 @@ from lab.studies.prefixes import (
     Prefixes,
     collect,
     context_at_start,
-    read_solutions,
+    load_with_solutions,
     score_group,
     span_table,
 )
 from lab.tools.spans import closest_in
 from lab.tools.teacher import load_for
 from tasks.errors import BadInput
-from tasks.plug import look_up, use
-from tasks.task import math
+from tasks.plug import look_up
 
 # Flags of train.py that are useless here.
 REFUSED = "method name resume ranks use"
@@ -204,17 +203,9 @@ def from_file(
     flags: Diagnose, config: Config, decided: dict, ranks: Ranks
 ) -> tuple[Run, list[Prefixes]]:
     """The model, and the groups of `--rollouts`."""
-    model_name = config.model
-    assert flags.rollouts and model_name  # --rollouts is of task math, which needs --model
-    tokenizer = load_tokenizer("--model", model_name)
-    config = replace(config, template=template_of(config.template, model_name, tokenizer))
-    task, _ = math(config, tokenizer, model_name, problems=[])
-    groups = read_solutions(flags.rollouts, config, task, tokenizer)
-    model = load_model(model_name, ranks.device, tokenizer).eval()
-    round_weights(model, getattr(torch, config.dtype))
+    assert flags.rollouts
+    run, groups = load_with_solutions(flags.rollouts, config, ranks)
     files.write_json(flags.out / "config.json", decided)
-    run = make_run(config, ranks, model, tokenizer, task)
-    use(run.parts, config.use)
     return run, groups
 
 

@@ -4,12 +4,15 @@
     python -m lab.studies.energy --model runs/NAME/model --arms shear position
     python -m lab.studies.energy --task words --model PATH --batches 8
     python -m lab.studies.energy --task math --model PATH --data problems.jsonl --max-tokens 384
+    python -m lab.studies.energy --model PATH --rollouts solutions.jsonl
 
 A token's energy is n_t = 1 - 2 p_t + sum_v p_v^2, the squared norm of the gradient of log pi in its
 logits; with a weight w_t it is w_t^2 n_t. A task that knows first wrong steps has three parts,
 before, at and after it, of the wrong rollouts of groups with right and wrong ones in which it is
-known. Any other task has the quarters of all rollouts of such groups. The table has, for each part
-and each arm:
+known. Any other task has the quarters of all rollouts of such groups. A line of `--rollouts` is
+{"problem", "solution", "label"}, as in `lab.studies.diagnose`, with the "error" of a wrong one:
+[start, end], the characters of its first wrong step in "solution". The table has, for each part and
+each arm:
 
     tokens      mean number of tokens
     energy      mean sum of n_t
@@ -25,12 +28,15 @@ Left out: right rollouts around first wrong steps, the correlation of a rollout'
 embedding's and the layers' share of the gradient.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import tyro
 
+from harness.config import Config
 from lab.studies.flags import parse_study
 
 ARMS_HELP = 'Arms: a method, or "NAME: METHOD FLAGS".'
@@ -45,7 +51,9 @@ class Energy:
 
     arms: Annotated[tuple[str, ...], tyro.conf.arg(help=ARMS_HELP)] = ("shear", "position")
     batches: int = 3
-    """Batches of rollouts, each of a step's size."""
+    """Batches of rollouts, each of a step's size, or groups of --rollouts."""
+    rollouts: str | None = None
+    """JSON lines of labelled solutions, which are read instead of samples."""
     rows: Path = Path("runs/energy.jsonl")
     """File that the rows are added to."""
 
@@ -64,13 +72,17 @@ from harness import files, fsdp, log
 from harness.command import run_command
 from harness.load import load_run
 from harness.models import round_weights
-from harness.run import Run
+from harness.run import Ranks, Run
 from lab.studies.compare import allowed_arms, name_of, settings_of
 from lab.studies.gradients import credit_by_arm, sample_batch
 from lab.studies.needs import settings_of_run, teach
-from lab.studies.prefixes import context_at_start
+from lab.studies.prefixes import Prefixes, as_rollouts, context_at_start, load_with_solutions
 from lab.tools.salience import logit_gradients
+from lab.tools.words import step_in_tokens
+from rewards import Verdict
 from tasks.errors import BadInput
+from tasks.rows import read_rows
+from tasks.task import FirstError
 
 AROUND_ERROR = "before", "at", "after"
 QUARTERS = "first", "second", "third", "last"
@@ -86,21 +98,19 @@ def main(argv: list[str] | None = None) -> None:
     """Sample batches, write a row for each arm and part, and print them as a table."""
     flags, others = parse_study(Energy, argv)
     arms = {arm: settings_of(arm, others) for arm in allowed_arms(flags.arms, others)}
-    config = settings_of_run(others)
-    run = load_run(config, fsdp.join(config.device, config.threads))
-    teach(run)
-    round_weights(run.context.policy.model, getattr(torch, config.dtype))
-    run.context = context_at_start(run)
+    config = settings_of_run([*others, "--task", "math"] if flags.rollouts else others)
+    ranks = fsdp.join(config.device, config.threads)
+    run, batches = read(flags, config, ranks) if flags.rollouts else sample(flags, config, ranks)
     parts = AROUND_ERROR if run.context.task.first_error else QUARTERS
     tables = []
-    for index in tqdm(range(flags.batches), "batches", leave=False, disable=None):
-        batch = sample_batch(run, index)
+    for index, batch in enumerate(batches):
         credit = credit_by_arm(run.context, batch, list(arms.values()))  # (arms, B, T)
         table = token_table(run, batch, parts, dict(zip(arms, credit, strict=True)))
         tables.append(table.assign(batch=index))
-    tokens = pd.concat(tables, ignore_index=True)
+    tokens = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
     if tokens.empty:
-        raise BadInput(f"{NONE_COUNTS[parts]}; raise --prompts-per-step")
+        remedy = "give others to --rollouts" if flags.rollouts else "raise --prompts-per-step"
+        raise BadInput(f"{NONE_COUNTS[parts]}; {remedy}")
     rows = [row for arm in arms for row in part_rows(tokens, arm, parts)]
     about = {
         "task": config.task,
@@ -113,6 +123,47 @@ def main(argv: list[str] | None = None) -> None:
         row | {name: format(row[name], form) for name, form in COLUMNS.items()} for row in rows
     ]
     print("\n".join(log.markdown(lines)))
+
+
+def sample(flags: Energy, config: Config, ranks: Ranks) -> tuple[Run, Iterable[Batch]]:
+    """The run before training, and batches of its rollouts."""
+    run = load_run(config, ranks)
+    teach(run)
+    round_weights(run.context.policy.model, getattr(torch, config.dtype))
+    run.context = context_at_start(run)
+    numbers = tqdm(range(flags.batches), "batches", leave=False, disable=None)
+    return run, (sample_batch(run, number) for number in numbers)
+
+
+def read(flags: Energy, config: Config, ranks: Ranks) -> tuple[Run, Iterable[Batch]]:
+    """A run with the model, and the mixed groups of `--rollouts`, whose errors its task knows."""
+    assert flags.rollouts
+    run, groups = load_with_solutions(flags.rollouts, config, ranks)
+    errors = {}
+    for row in read_rows(Path(flags.rollouts)):
+        if row.get("error"):
+            errors[row["solution"]] = row["error"]
+    if errors:
+        task = replace(run.context.task, first_error=partial(labelled_error, errors))
+        run.context = replace(run.context, task=task)
+    run.context = context_at_start(run)
+    mixed = [group for group in groups if group.mixed]
+    chosen = tqdm(mixed[: flags.batches], "groups", leave=False, disable=None)
+    return run, (as_batch(group, ranks.device) for group in chosen)
+
+
+def labelled_error(
+    errors: dict[str, list[int]], _: dict, tokens: Sequence[str]
+) -> FirstError | None:
+    """The first wrong step of a response whose text is in `errors`."""
+    place = errors.get("".join(tokens))
+    return step_in_tokens(tokens, "labelled", *place) if place else None
+
+
+def as_batch(group: Prefixes, device: torch.device) -> Batch:
+    """A group as a batch; its responses have no stop token, as if they had been cut."""
+    rollouts = as_rollouts(replace(group, truncated=[True] * len(group.texts)), device)
+    return Batch.of(rollouts, list(map(Verdict, group.scores, group.reasons)), [group.problem])
 
 
 def token_table(

@@ -3,7 +3,7 @@
     collect(...)            -> Prefixes of each problem with their continuations' verdicts, on disk
     sample_group(...)       -> Prefixes of one problem's rollouts, without continuations
     continue_prefixes(...)  -> the same Prefixes with their continuations' verdicts
-    read_solutions(...)     -> Prefixes of solutions from a file, without continuations
+    load_with_solutions(..) -> a run, and Prefixes of solutions from a file, without continuations
     score_group(...)        -> the group as a `Batch`, with hidden states
     span_table(...)         -> all prefixes with their local distances, which `figures.py` takes
 
@@ -37,14 +37,17 @@ from credit.batch import Batch, Context
 from credit.settings import Shear
 from grpo import Policy, Rollouts, cat_padded, decode, pad_left, rollout
 from harness import files
-from harness.models import stop_ids
-from harness.run import Run, seed_of
+from harness.config import Config
+from harness.load import make_run, template_of
+from harness.models import load_model, load_tokenizer, round_weights, stop_ids
+from harness.run import Ranks, Run, seed_of
 from lab.tools.salience import answer_places
 from rewards import Verdict
 from shear import span_bounds
 from tasks.errors import bad_input_on_error
+from tasks.plug import use
 from tasks.rows import read_rows
-from tasks.task import Task
+from tasks.task import Task, math
 
 SPANS = "rollout", "number", "right", "end", "distance", "success"  # columns of `span_table`
 
@@ -173,6 +176,21 @@ def continue_prefixes(run: Run, group: Prefixes, count: int) -> Prefixes:
             own = verdicts[place * count : (place + 1) * count]
             scores[row].append([verdict.reward for verdict in own])
     return replace(group, continued=scores)
+
+
+def load_with_solutions(file: str, config: Config, ranks: Ranks) -> tuple[Run, list[Prefixes]]:
+    """A run with the model of `--model` and no problems, and the groups of `--rollouts`."""
+    name = config.model
+    assert name  # --rollouts is of task math, which needs --model
+    tokenizer = load_tokenizer("--model", name)
+    config = replace(config, template=template_of(config.template, name, tokenizer))
+    task, _ = math(config, tokenizer, name, problems=[])
+    groups = read_solutions(file, config, task, tokenizer)
+    model = load_model(name, ranks.device, tokenizer).eval()
+    round_weights(model, getattr(torch, config.dtype))
+    run = make_run(config, ranks, model, tokenizer, task)
+    use(run.parts, config.use)
+    return run, groups
 
 
 def read_solutions(

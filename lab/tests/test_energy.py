@@ -6,12 +6,15 @@ import pytest
 import torch
 from builders.commands import words_of
 from builders.runs import ALONE
+from builders.small_models import small_config, turns_tokenizer
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from credit.batch import Batch
-from harness.files import read_lines
+from harness.files import read_lines, write_rows
 from harness.load import load_run
 from lab.studies import energy, gradients
 from lab.tools.salience import logit_gradients
+from tasks.task import text_task
 
 FLAGS = "--use builders.alternating --toy-lines 1 --toy-width 16 --warmup-steps 1 --heldout 8 --eval-groups 2"
 FLAGS += " --prompts-per-step 4 --prompts-per-update 4"
@@ -77,3 +80,43 @@ def test_the_table_has_the_sums_of_a_loop_over_tokens(parts, tmp_path, monkeypat
         }
         for name, value in expected.items():
             assert found[part][name] == pytest.approx(value.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_labelled_solutions_of_a_file_take_the_place_of_samples(tmp_path, labelled):
+    """The energy is that of a loop over the model's logits; a group without a wrong one is left."""
+    tokenizer = turns_tokenizer()
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(small_config(Qwen2Config, vocab_size=len(tokenizer))).eval()
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    solutions = {"3 + 4 = 8, so 8": 0, "3 + 4 = 7": 1, "7": 1}
+    lines = []
+    for text, label in solutions.items():
+        lines.append({"problem": "What is 3 + 4?", "solution": text, "label": label})
+    if labelled:
+        lines[0]["error"] = [8, 9]
+    lines.append({"problem": "What is 1 + 1?", "solution": "2", "label": 1})
+    write_rows(tmp_path / "solutions.jsonl", lines)
+    rows = tmp_path / "rows.jsonl"
+    words = f"--model {tmp_path / 'model'} --rollouts {tmp_path / 'solutions.jsonl'} --rows {rows}"
+    energy.main(words_of(words, "--template plain --device cpu --arms position"))
+    found = {row["part"]: row for row in read_lines(rows)}
+    if not labelled:
+        assert list(found) == list(energy.QUARTERS)
+        tokens = sum(row["tokens"] for row in found.values())
+        assert tokens == pytest.approx(sum(map(len, solutions)) / 3)
+        return
+    assert [found[part]["tokens"] for part in energy.AROUND_ERROR] == [8, 1, 6]
+    task = text_task("math", "plain", tokenizer, grade=None)
+    prompt = tokenizer(task.prompt({"problem": "What is 3 + 4?"}))["input_ids"]
+    response = tokenizer("3 + 4 = 8, so 8")["input_ids"]
+    probabilities = (
+        model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 :].softmax(-1)
+    )
+    norms = []
+    for place, token in enumerate(response):
+        p = probabilities[place]
+        norms.append((1 - 2 * p[token] + p.square().sum()).item())
+    for part, tokens in zip(energy.AROUND_ERROR, (norms[:8], norms[8:9], norms[9:]), strict=True):
+        assert found[part]["energy"] == pytest.approx(sum(tokens), rel=1e-4)

@@ -81,31 +81,31 @@ def test_a_row_has_the_weights_of_the_states_of_the_solutions(model, folder, row
     assert rows[1]["solvers"]["iterations"] >= 1
 
 
-def test_own_rollouts_are_counted_and_their_energy(folder, rows_path, tmp_path, monkeypatch):
-    """Of every second response being right, and of none."""
+def test_own_responses_are_counted_and_their_energy(folder, rows_path, tmp_path):
+    """Of a group with right and wrong responses, and of one without, as eval.py has them."""
     problems = [{"id": 3, "problem": "How many?", "answer": "4", "level": 2}]
-    problems += [{"id": 4, "problem": "How many?", "answer": "4", "level": 5}]
     problems += [{"id": 7, "problem": "How far?", "answer": "4", "level": 1}]
-    problems += [{"id": 9, "problem": "How far?", "answer": "4", "level": 1}]
     write_rows(tmp_path / "problems.jsonl", problems)
-    monkeypatch.setattr(script, "MAX_TOKENS", 12)
-    sample = script.sample
-
-    def alternate(group, context):
-        rollouts, correct = sample(group, context)
-        assert not correct.any()  # of a model of random weights
-        return rollouts, correct | (torch.arange(len(correct)) % 2 == 0) & (group.number == 3)
-
-    monkeypatch.setattr(script, "sample", alternate)
-    groups = script.problems_alone(tmp_path / "problems.jsonl", 2)
+    lines = []
+    for name, score, reason in [
+        ("1 3", 1.0, "correct"),
+        ("1 3", 0.0, "wrong"),
+        ("1 3", 0.0, "truncated"),
+        ("2 7", 0.0, "wrong"),
+        ("2 7", None, "timeout"),
+    ]:
+        text = "abcdefghijkl"[: 8 + len(lines)]
+        lines.append({"problem": name, "score": score, "reason": reason, "response": text})
+    write_rows(tmp_path / "generations.jsonl", lines)
+    groups = script.own_groups(tmp_path / "problems.jsonl", tmp_path)
     script.make_rows("own", str(folder), groups)
     mixed, wrong = read_lines(rows_path)
-    assert [mixed["group"], wrong["group"]] == [3, 7]
-    assert [mixed["right"], wrong["right"]] == [4, 0]
-    assert sum(mixed["energy"]) == pytest.approx(1) and sum(wrong["energy"]) == pytest.approx(1)
+    assert [mixed["group"], mixed["right"], mixed["truncated"]] == [3, 1, 1]
+    assert [wrong["group"], wrong["right"], wrong["truncated"]] == [7, 0, 0]
+    assert [mixed["tokens"], wrong["tokens"]] == [[8, 9, 10], [11, 12]]
+    assert sum(mixed["energy"]) == pytest.approx(1)
     assert sum(mixed["weights"][2]["w2_energy"]) == pytest.approx(1)
     assert "weights" not in wrong
-    assert max(mixed["tokens"] + wrong["tokens"]) <= 12
 
 
 def test_the_record_has_the_tables_of_its_rows(capsys):

@@ -196,10 +196,14 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
     if not fault or fault[1] == len(text):  # cut off within a number, which may have been right
         return None
     kind, start, end = fault
+    # a number that lacks digits is wrong at the character after it
+    return step_in_tokens(tokens, kind, start, max(end, start + 1))
+
+
+def step_in_tokens(tokens: Sequence[str], kind: str, start: int, end: int) -> FirstError:
+    """A wrong step that stands at the characters [start, end) of the tokens' text."""
     ends = list(accumulate(map(len, tokens)))  # where each token ends, in characters
-    end = max(end, start + 1)  # a number that lacks digits is wrong at the character after it
-    token = bisect_right(ends, start)
-    return FirstError(token, kind, bisect_left(ends, end) + 1)
+    return FirstError(bisect_right(ends, start), kind, bisect_left(ends, end) + 1)
 
 
 def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:
