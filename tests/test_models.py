@@ -7,13 +7,11 @@ import torch
 from builders.commands import words_of
 from builders.runs import ALONE
 from builders.small_models import (
-    byte_tokenizer,
     family_model,
     save_model,
-    small_config,
+    small_llama,
     turns_tokenizer,
 )
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import eval as evaluation
 import train
@@ -24,16 +22,7 @@ from harness import models
 @pytest.fixture(scope="module")
 def llama():
     """A model of random weights with a tokenizer of bytes."""
-    tokenizer = byte_tokenizer(more=["in"], merges=[("i", "n")])
-    torch.manual_seed(0)
-    config = small_config(
-        LlamaConfig,
-        vocab_size=len(tokenizer),
-        bos_token_id=None,
-        eos_token_id=0,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config).eval(), tokenizer
+    return small_llama()
 
 
 GEMMA = dict(sliding_window=8, head_dim=16)

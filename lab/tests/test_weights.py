@@ -10,8 +10,7 @@ import pytest
 import torch
 from builders.near import assert_near
 from builders.runs import ALONE
-from builders.small_models import byte_tokenizer, small_config
-from transformers import LlamaConfig, LlamaForCausalLM
+from builders.small_models import small_llama
 
 from grpo import rollout
 from harness import models
@@ -23,16 +22,7 @@ PARTS = 11  # by name, part 11 is before part 2
 @pytest.fixture(scope="module")
 def llama():
     """A model of random weights with a tokenizer of bytes."""
-    tokenizer = byte_tokenizer(more=["in"], merges=[("i", "n")])
-    torch.manual_seed(0)
-    config = small_config(
-        LlamaConfig,
-        vocab_size=len(tokenizer),
-        bos_token_id=None,
-        eos_token_id=0,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config).eval(), tokenizer
+    return small_llama()
 
 
 @pytest.fixture(scope="module")

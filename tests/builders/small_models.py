@@ -1,11 +1,14 @@
 """Tokenizers and small models, untrained, some with the layout of a large one."""
 
+import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
     PreTrainedConfig,
@@ -47,6 +50,20 @@ def byte_tokenizer(
         pad_token="<|endoftext|>",
         extra_special_tokens=list(extra_special_tokens),
     )
+
+
+def small_llama():
+    """A model of random weights, and its tokenizer with a token per byte and one merge."""
+    tokenizer = byte_tokenizer(more=["in"], merges=[("i", "n")])
+    torch.manual_seed(0)
+    config = small_config(
+        LlamaConfig,
+        vocab_size=len(tokenizer),
+        bos_token_id=None,
+        eos_token_id=0,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval(), tokenizer
 
 
 def turns_tokenizer(*special: str, template: str | None = CHAT_TEMPLATE):
