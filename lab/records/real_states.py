@@ -2,15 +2,15 @@
 
     python -m lab.tools.weights qwen2.5-coder-0.5b models/qwen2.5-coder-0.5b
     python -m lab.records.real_states published models/qwen2.5-coder-0.5b rollouts.jsonl
-    python -m lab.records.real_states own models/qwen2.5-coder-0.5b problems.jsonl evals/NAME
-    python -m lab.records.real_states      # real-states.jsonl -> the tables
+    python -m lab.records.real_states solutions problems.jsonl evals/NAME own.jsonl
+    python -m lab.records.real_states own models/qwen2.5-coder-0.5b own.jsonl
+    python -m lab.records.real_states      # real-states.jsonl, real-energy.jsonl -> the tables
 
-`published` reads solutions that were published, a line each: "group", "problem", "solution",
-"label" (1 if right). `own` reads the model's own responses to problems of MATH-500 in a folder of
-eval.py; the record has its command. Rows are added to real-states.jsonl as they are made, and what
-is there is not made again. A row is a group: its nbar, the weights by each eps, and, at the default
-eps, what solvers need on pairs of its spans. `own` adds the share of each quarter of the responses
-in the policy gradient's energy.
+A line of rollouts.jsonl is a solution: "group", "level", "problem", "solution", "label" (1 if
+right). `solutions` writes such lines of the model's own responses, which eval.py sampled to the
+problems of a file. Rows are added to real-states.jsonl as they are made, and what is there is not
+made again. A row is a group: its nbar, the weights by each eps, and, at the default eps, what
+solvers need on pairs of its spans.
 
 Seconds are of the process's CPU time. Of the solvers, the race finds the minima of the whole group
 from its finished costs. The others solve a sample of pairs of full spans; their seconds are scaled
@@ -27,7 +27,7 @@ show_help(__doc__)
 import math
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -47,14 +47,14 @@ from lab.fast.distances import token_distances
 from lab.fast.packing import packing_of
 from lab.fast.race import race
 from lab.studies import bench
-from lab.studies.energy import quarter_of
-from lab.tools.salience import logit_gradients
+from lab.studies.energy import COLUMNS, formatted, quarter_of
 from shear import EPS, STRIDE, WINDOW, Side, mean_norm, shear_weights, two_sides
 from sinkhorn import sinkhorn
 from tasks.rows import read_rows
 from tasks.task import choose_template, grader, text_task
 
 ROWS = Path(__file__).with_name("real-states.jsonl")
+ENERGIES = Path(__file__).with_name("real-energy.jsonl")
 SETTINGS = [(0.01, "nbar"), (0.03, "nbar"), (EPS, "nbar"), (0.08, "nbar"), (4.52, "raw")]
 PAPER_EARLY = 0.67  # mean distances of (A1), in the first quarter of a response and in the last
 PAPER_LATE = 0.75
@@ -82,35 +82,42 @@ class Group(NamedTuple):
     problem: dict
     responses: list[str]
     labels: list[int]  # 1 if right
-    truncated: int = 0  # how many responses were cut by whoever sampled them
+    truncated: int  # how many responses were cut by whoever sampled them
+
+    @property
+    def mixed(self) -> bool:
+        """Whether there are right and wrong responses."""
+        return 0 < sum(self.labels) < len(self.labels)
 
 
-def published_groups(path: Path) -> list[Group]:
-    """The groups of published solutions that hold right and wrong ones, the shortest first."""
+def groups_in(path: Path) -> list[Group]:
+    """The groups of a file of solutions, the shortest first."""
     groups = []
     for number, rows in pd.DataFrame(read_rows(path)).groupby("group"):
-        first = rows.iloc[0]
-        level = int(first["level"][-1])  # "Level 3"
-        labels = rows["label"].tolist()
-        if 0 < sum(labels) < len(labels):
-            problem = {"problem": first["problem"]}
-            groups.append(Group(int(number), level, problem, rows["solution"].tolist(), labels))
+        group = Group(
+            number=int(number),
+            level=int(rows["level"].iloc[0][-1]),  # "Level 3"
+            problem={"problem": rows["problem"].iloc[0]},
+            responses=rows["solution"].tolist(),
+            labels=rows["label"].tolist(),
+            truncated=int(rows["truncated"].sum()) if "truncated" in rows else 0,
+        )
+        groups.append(group)
     return sorted(groups, key=lambda group: len("".join(group.responses)))
 
 
-def own_groups(problems: Path, folder: Path) -> list[Group]:
-    """The groups of a model's own responses, in the order of eval.py's folder."""
+def write_solutions(problems: Path, folder: Path, path: Path) -> None:
+    """Write the responses in eval.py's folder, to the problems of a file, as lines of solutions."""
     asked = list(read_rows(problems))
-    rows = pd.DataFrame(files.read_lines(folder / GENERATIONS))
-    groups = []
-    for name, own in rows.groupby("problem", sort=False):
-        place = int(str(name).partition(" ")[0]) - 1  # "1 ID" is the first problem
+    lines = []
+    for row in files.read_lines(folder / GENERATIONS):
+        place = int(row["problem"].partition(" ")[0]) - 1  # "1 ID" is the first problem
         problem = asked[place]
-        labels = (own["score"] == 1).astype(int).tolist()
-        truncated = int((own["reason"] == "truncated").sum())
-        texts = own["response"].tolist()
-        groups.append(Group(problem["id"], problem["level"], problem, texts, labels, truncated))
-    return groups
+        line = {"group": problem["id"], "level": f"Level {problem['level']}"}
+        line |= {"problem": problem["problem"], "solution": row["response"]}
+        line |= {"label": int(row["score"] == 1), "truncated": int(row["reason"] == "truncated")}
+        lines.append(line)
+    files.write_rows(path, lines)
 
 
 def as_rollouts(prompt: str, responses: list[str], tokenizer: PreTrainedTokenizerBase) -> Rollouts:
@@ -146,13 +153,6 @@ def quarters_of(omega: Tensor, mask: Tensor) -> Tensor:
     return torch.stack(means, 1)
 
 
-def shares_of(energy: Tensor, mask: Tensor) -> list[float]:
-    """The share of each quarter in a sum over the tokens of a group, energy and mask (G, T)."""
-    quarter = quarter_of(mask)  # (G, T)
-    total = energy[mask].sum()
-    return [(energy[mask & (quarter == number)].sum() / total).item() for number in range(4)]
-
-
 def weights_row(omega: Tensor, mask: Tensor, correct: Tensor) -> dict:
     """How the weights (G, T) of a group lie: by quarter, and their spread."""
     quarters = quarters_of(omega, mask)  # (G, 4)
@@ -176,12 +176,8 @@ def timed(solve: Callable) -> tuple:
     return result, time.process_time() - began
 
 
-def weigh(hidden: Tensor, mask: Tensor, correct: Tensor, energy: Tensor | None = None) -> dict:
-    """The row of a group of states (G, T, d): weights by every eps, and the solvers' work.
-
-    With the energy (G, T) of the policy gradient, also the share of each quarter of the responses
-    in the energy times the squared weights.
-    """
+def weigh(hidden: Tensor, mask: Tensor, correct: Tensor) -> dict:
+    """The row of a group of states (G, T, d): weights by every eps, and the solvers' work."""
     sides = two_sides(hidden, mask, correct, WINDOW, STRIDE)
     assert sides is not None  # the group is mixed
     right, wrong = sides
@@ -200,8 +196,6 @@ def weigh(hidden: Tensor, mask: Tensor, correct: Tensor, energy: Tensor | None =
         )
         row = {"eps": eps, "unit": unit, "eps_over_nbar": eps if unit == "nbar" else eps / nbar}
         row |= weights_row(weighed.omega, mask, correct)
-        if energy is not None:
-            row["w2_energy"] = shares_of(weighed.omega**2 * energy, mask)
         weights.append(row)
     solvers = solvers_row(costs / nbar, right, wrong)
     return {"nbar": nbar, "weights": weights, "solvers": solvers}
@@ -279,13 +273,9 @@ def make_rows(source: str, name: str, groups: list[Group]) -> None:
         row["right"] = int(correct.sum())
         row["tokens"] = rollouts.mask.sum(1).tolist()
         row["truncated"] = group.truncated + int(rollouts.truncated.sum())
-        if 0 < row["right"] < len(correct):  # both sides
-            energy = None
-            if source == "own":
-                energy = logit_gradients(rollouts, context)  # (G, T)
-                row["energy"] = shares_of(energy, rollouts.mask)
+        if group.mixed:
             hidden = states_of(context.policy, rollouts)  # (G, T, d)
-            row |= weigh(hidden, rollouts.mask, correct, energy)
+            row |= weigh(hidden, rollouts.mask, correct)
         files.append_rows(ROWS, [row])
         print(source, model, group.number, row["right"], row.get("nbar"), flush=True)
 
@@ -358,11 +348,6 @@ def solvers_table(solvers: pd.DataFrame) -> list[dict]:
     return lines
 
 
-def percents(shares: Sequence[list[float]]) -> str:
-    """The mean shares of the quarters over groups."""
-    return " / ".join(f"{100 * share:.0f}" for share in pd.DataFrame(list(shares)).mean())
-
-
 def print_tables(source: str, model: str, rows: pd.DataFrame) -> None:
     """What the rows of a model say, as the record has it."""
     groups = rows[rows["weights"].notna()] if "weights" in rows else rows[:0]
@@ -374,10 +359,6 @@ def print_tables(source: str, model: str, rows: pd.DataFrame) -> None:
     if groups.empty:
         return
     print(f"nbar {with_range(groups['nbar'], '.0f')}")
-    if source == "own":
-        print("share of the gradient's energy by quarter", percents(groups["energy"]))
-        weighted = [row[SETTINGS.index((EPS, "nbar"))]["w2_energy"] for row in groups["weights"]]
-        print("the same of w^2 times it, at the default eps", percents(weighted))
     print("\n".join(log.markdown(weights_table(groups))))
     early = eps_of(groups, 0, PAPER_EARLY)
     late = eps_of(groups, 3, PAPER_LATE)
@@ -395,12 +376,21 @@ def print_all() -> None:
     table = pd.DataFrame(rows_so_far())
     for (source, model), rows in table.groupby(["source", "model"], sort=False):
         print_tables(source, model, rows)
+    energies = files.read_lines(ENERGIES) if ENERGIES.exists() else []
+    by_model = pd.DataFrame(energies, columns=["model", "arm", "part", *COLUMNS]).groupby("model")
+    for model, rows in by_model:
+        print(f"\nthe gradient's energy, {Path(model).name}")
+        lines = rows.drop(columns="model").to_dict("records")
+        print("\n".join(log.markdown(formatted(lines))))
 
 
 if __name__ == "__main__":
     match sys.argv[1:]:
+        case ["solutions", problems, folder, path]:
+            write_solutions(Path(problems), Path(folder), Path(path))
         case ["published", name, path]:
-            make_rows("published", name, published_groups(Path(path)))
-        case ["own", name, path, folder]:
-            make_rows("own", name, own_groups(Path(path), Path(folder)))
+            mixed = [group for group in groups_in(Path(path)) if group.mixed]
+            make_rows("published", name, mixed)
+        case ["own", name, path]:
+            make_rows("own", name, groups_in(Path(path)))
     print_all()

@@ -119,10 +119,7 @@ def main(argv: list[str] | None = None) -> None:
         "seed": config.seed,
     }
     files.append_rows(flags.rows, [about | row for row in rows])
-    lines = [
-        row | {name: format(row[name], form) for name, form in COLUMNS.items()} for row in rows
-    ]
-    print("\n".join(log.markdown(lines)))
+    print("\n".join(log.markdown(formatted(rows))))
 
 
 def sample(flags: Energy, config: Config, ranks: Ranks) -> tuple[Run, Iterable[Batch]]:
@@ -212,6 +209,11 @@ def part_rows(tokens: pd.DataFrame, arm: str, parts: tuple[str, ...]) -> list[di
         }
         rows.append(row)
     return rows
+
+
+def formatted(rows: list[dict]) -> list[dict]:
+    """The rows with the table's digits."""
+    return [row | {name: format(row[name], form) for name, form in COLUMNS.items()} for row in rows]
 
 
 if __name__ == "__main__":
