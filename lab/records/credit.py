@@ -1,8 +1,9 @@
 """Print the tables of credit.md from their rows; run it as `python -m lab.records.credit`.
 
-credit.jsonl has the trainings, credit-gradients.jsonl the gradient tests and credit-energy.jsonl
-the energies; credit-plan.md has the commands. Differences are paired by seed, with 95% intervals
-(Student's t).
+credit.jsonl has the trainings, credit-gradients.jsonl the gradient tests, credit-archived.jsonl
+those of removed rules, and credit-energy.jsonl the energies. credit-plan.md has the commands;
+removed rules are measured in a worktree of daaeda9, after `git apply lab/records/daaeda9.patch`.
+Differences are paired by seed, with 95% intervals (Student's t).
 """
 
 from lab.records.help import show_help
@@ -35,6 +36,8 @@ PAIRS = [
     ("eps-.02", "shear"),
     ("eps-.15", "shear"),
     ("eps-.35", "shear"),
+    ("shear-others", "shear"),  # this and the next were not planned
+    ("shear-own", "shuffle-own"),
 ]
 
 
@@ -85,7 +88,7 @@ def over_seeds(values: pd.Series, halves: pd.Series) -> str:
     return ", ".join(f"{value:+.3f} ± {half:.3f}" for value, half in pairs)
 
 
-def print_gradients(rows: pd.DataFrame, title: str) -> None:
+def print_gradients(rows: pd.DataFrame, title: str, with_adam: bool = True) -> None:
     """Print a line per arm, the largest D first."""
     usual = rows[rows["arm"] == "grpo"].set_index("seed")["snr"]
     ratio = rollouts_needed(rows["seed"].map(usual), rows["snr"])
@@ -93,7 +96,7 @@ def print_gradients(rows: pd.DataFrame, title: str) -> None:
     for arm, own in rows.assign(ratio=ratio).groupby("arm"):
         line = {"arm": arm, "cos": f"{own['cos'].mean():.3f}"}
         line["D"] = over_seeds(own["D"], own["half"])
-        if not title.startswith("noise"):  # whose rows have the scale of the exact reference
+        if with_adam:
             line["D, Adam's metric"] = over_seeds(own["D_adam"], own["half_adam"])
         line["rollouts"] = f"{own['ratio'].median():.1f}".replace("nan", "-")
         lines.append((own["D"].mean(), line))
@@ -121,7 +124,11 @@ rows = files.read_lines(FOLDER / "credit-gradients.jsonl")
 # the first rows were written before the column
 gradients = pd.DataFrame([{"toy_lines": 5} | row for row in rows])
 for (task, lines), rows in gradients.groupby(["task", "toy_lines"], sort=False):
-    print_gradients(rows, f"{task}, {lines:.0f} lines, {rows['seed'].nunique()} seeds")
+    title = f"{task}, {lines:.0f} lines, {rows['seed'].nunique()} seeds"
+    # other rows of the theory's tasks have the scale of the exact reference, without Adam's noise
+    print_gradients(rows, title, with_adam=task == "embedded" or lines == 2)
+archived = pd.DataFrame(files.read_lines(FOLDER / "credit-archived.jsonl"))
+print_gradients(archived, "removed rules")
 
 energies = pd.DataFrame(files.read_lines(FOLDER / "credit-energy.jsonl"))
 print("\n## Energy\n", *log.markdown(energy_lines(energies)), sep="\n")

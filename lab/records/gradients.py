@@ -1,4 +1,7 @@
-"""Print the tables and outcomes of gradients.md; run it as `-m lab.records.gradients`."""
+"""Print the tables and outcomes of gradients.md; run it as `-m lab.records.gradients`.
+
+Its last lines compare D with D in Adam's metric, by the rows of credit.md.
+"""
 
 from lab.records.help import show_help
 
@@ -9,13 +12,13 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
-from harness import log
+from harness import files, log
 from lab.records.archived import marked
 from lab.studies import compare
 from lab.studies.gradients import rollouts_needed
 
 FOLDER = Path(__file__).parent
-
+BELOW, ABOVE = -0.002, 0.0015  # D of the rules that the test rules out, and of those it favours
 
 rows = pd.read_json(FOLDER / "gradients.jsonl", lines=True)
 rows["arm"] = rows["arm"].replace(compare.NOW_CALLED)
@@ -91,3 +94,20 @@ for arm, own in of_words.groupby("arm"):
     lines.append(line)
 lines.sort(key=lambda line: line["cos"], reverse=True)
 print("\nSmolLM2\n", *log.markdown(lines), sep="\n")
+
+in_both = files.read_lines(FOLDER / "credit-gradients.jsonl")
+in_both += files.read_lines(FOLDER / "credit-archived.jsonl")
+measured = pd.DataFrame(in_both)
+measured = measured[(measured["task"] == "embedded") & (measured["seed"] == 0)]
+print("\nThe screen, seed 0")
+for metric in ("D", "D_adam"):
+    means = measured.groupby("arm")[metric].mean()
+    both = pd.DataFrame({"D": means, "trained": recorded}).dropna()
+    below = both[both["D"] < BELOW]
+    above = both[both["D"] > ABOVE]
+    rank = stats.spearmanr(both["D"], both["trained"]).statistic
+    print(
+        f"{metric}: of {len(below)} rules below {BELOW} {(below['trained'] > 0).sum()} trained "
+        f"better than grpo, of {len(above)} above {ABOVE} {(above['trained'] > 0).sum()}; "
+        f"{len(both)} rules, Spearman {rank:.2f}"
+    )
