@@ -348,6 +348,21 @@ def solvers_table(solvers: pd.DataFrame) -> list[dict]:
     return lines
 
 
+def print_sides(groups: pd.DataFrame) -> None:
+    """At the default eps: in how many groups weights rise, and the last quarter of each side."""
+    default = SETTINGS.index((EPS, "nbar"))
+    weights = pd.DataFrame([row[default] for row in groups["weights"]])
+    quarters = pd.DataFrame(weights["quarters"].tolist())
+    right = pd.DataFrame(weights["quarters_right"].tolist())[3]
+    wrong = pd.DataFrame(weights["quarters_wrong"].tolist())[3]
+    rising = (quarters[3] > quarters[0]).sum()
+    print(f"the last quarter is above the first in {rising} of {len(groups)} groups")
+    above = f"above it in {(wrong > right).sum()} of {len(groups)}"
+    print(
+        f"last quarter of right ones {right.mean():.2f}, of wrong ones {wrong.mean():.2f}, {above}"
+    )
+
+
 def print_tables(source: str, model: str, rows: pd.DataFrame) -> None:
     """What the rows of a model say, as the record has it."""
     groups = rows[rows["weights"].notna()] if "weights" in rows else rows[:0]
@@ -360,6 +375,7 @@ def print_tables(source: str, model: str, rows: pd.DataFrame) -> None:
         return
     print(f"nbar {with_range(groups['nbar'], '.0f')}")
     print("\n".join(log.markdown(weights_table(groups))))
+    print_sides(groups)
     early = eps_of(groups, 0, PAPER_EARLY)
     late = eps_of(groups, 3, PAPER_LATE)
     print(f"first quarter {PAPER_EARLY} at eps {early:.3f} nbar, last {PAPER_LATE} at {late:.3f}")
