@@ -357,9 +357,9 @@ def print_sides(groups: pd.DataFrame) -> None:
     wrong = pd.DataFrame(weights["quarters_wrong"].tolist())[3]
     rising = (quarters[3] > quarters[0]).sum()
     print(f"the last quarter is above the first in {rising} of {len(groups)} groups")
-    above = f"above it in {(wrong > right).sum()} of {len(groups)}"
+    larger = f"larger in {(wrong > right).sum()} groups"
     print(
-        f"last quarter of right ones {right.mean():.2f}, of wrong ones {wrong.mean():.2f}, {above}"
+        f"last quarter of right ones {right.mean():.2f}, of wrong ones {wrong.mean():.2f}, {larger}"
     )
 
 
