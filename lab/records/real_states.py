@@ -378,7 +378,10 @@ def print_tables(source: str, model: str, rows: pd.DataFrame) -> None:
     print_sides(groups)
     early = eps_of(groups, 0, PAPER_EARLY)
     late = eps_of(groups, 3, PAPER_LATE)
-    print(f"first quarter {PAPER_EARLY} at eps {early:.3f} nbar, last {PAPER_LATE} at {late:.3f}")
+    if not math.isnan(early + late):  # else no eps that was tried is as small
+        print(
+            f"first quarter {PAPER_EARLY} at eps {early:.3f} nbar, last {PAPER_LATE} at {late:.3f}"
+        )
     solvers = pd.DataFrame(groups["solvers"].tolist())
     if "iterations" not in solvers:  # no response is as long as the window
         return
