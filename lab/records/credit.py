@@ -80,6 +80,16 @@ def print_trainings(trials: pd.DataFrame, cell: str) -> None:
         print("", *log.markdown(lines), sep="\n")
 
 
+def print_tuning(trials: pd.DataFrame, cell: str) -> None:
+    """Print each arm's mean training reward on the seeds of tuning, by learning rate."""
+    tuned = trials[(trials["cell"] == cell) & (trials["stage"] == "tune")]
+    by_rate = tuned.groupby(["rule", "lr"], sort=False)["curve"].mean().unstack()
+    lines = []
+    for arm, curves in by_rate.iterrows():
+        lines.append({"arm": arm} | {f"{lr:g}": f"{curves[lr]:.3f}" for lr in sorted(curves.index)})
+    print(f"\n## Tuning, {cell}\n", *log.markdown(lines), sep="\n")
+
+
 def over_seeds(values: pd.Series, halves: pd.Series) -> str:
     """The mean over seeds with its 95% interval; of one or two, each with its 90% interval."""
     if len(values) > 2:
@@ -119,6 +129,7 @@ def energy_lines(rows: pd.DataFrame) -> list[dict[str, str]]:
 trials = compare.trials_in(FOLDER / "credit.jsonl")
 for cell in trials["cell"].unique():
     print_trainings(trials, cell)
+    print_tuning(trials, cell)
 
 rows = files.read_lines(FOLDER / "credit-gradients.jsonl")
 # the first rows were written before the column
