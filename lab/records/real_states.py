@@ -4,7 +4,7 @@
     python -m lab.records.real_states published models/qwen2.5-coder-0.5b rollouts.jsonl
     python -m lab.records.real_states solutions problems.jsonl evals/NAME own.jsonl
     python -m lab.records.real_states own models/qwen2.5-coder-0.5b own.jsonl
-    python -m lab.records.real_states      # real-states.jsonl, real-energy.jsonl -> the tables
+    python -m lab.records.real_states      # real-states.jsonl -> the tables
 
 A line of rollouts.jsonl is a solution: "group", "level", "problem", "solution", "label" (1 if
 right). `solutions` writes such lines of the model's own responses, which eval.py sampled to the
@@ -47,14 +47,13 @@ from lab.fast.distances import token_distances
 from lab.fast.packing import packing_of
 from lab.fast.race import race
 from lab.studies import bench
-from lab.studies.energy import COLUMNS, formatted, quarter_of
+from lab.studies.energy import quarter_of
 from shear import EPS, STRIDE, WINDOW, Side, mean_norm, shear_weights, two_sides
 from sinkhorn import sinkhorn
 from tasks.rows import read_rows
 from tasks.task import choose_template, grader, text_task
 
 ROWS = Path(__file__).with_name("real-states.jsonl")
-ENERGIES = Path(__file__).with_name("real-energy.jsonl")
 SETTINGS = [(0.01, "nbar"), (0.03, "nbar"), (EPS, "nbar"), (0.08, "nbar"), (4.52, "raw")]
 PAPER_EARLY = 0.67  # mean distances of (A1), in the first quarter of a response and in the last
 PAPER_LATE = 0.75
@@ -395,12 +394,6 @@ def print_all() -> None:
     table = pd.DataFrame(rows_so_far())
     for (source, model), rows in table.groupby(["source", "model"], sort=False):
         print_tables(source, model, rows)
-    energies = files.read_lines(ENERGIES) if ENERGIES.exists() else []
-    by_model = pd.DataFrame(energies, columns=["model", "arm", "part", *COLUMNS]).groupby("model")
-    for model, rows in by_model:
-        print(f"\nthe gradient's energy, {Path(model).name}")
-        lines = rows.drop(columns="model").to_dict("records")
-        print("\n".join(log.markdown(formatted(lines))))
 
 
 if __name__ == "__main__":

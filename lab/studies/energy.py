@@ -119,7 +119,10 @@ def main(argv: list[str] | None = None) -> None:
         "seed": config.seed,
     }
     files.append_rows(flags.rows, [about | row for row in rows])
-    print("\n".join(log.markdown(formatted(rows))))
+    lines = [
+        row | {name: format(row[name], form) for name, form in COLUMNS.items()} for row in rows
+    ]
+    print("\n".join(log.markdown(lines)))
 
 
 def sample(flags: Energy, config: Config, ranks: Ranks) -> tuple[Run, Iterable[Batch]]:
@@ -209,11 +212,6 @@ def part_rows(tokens: pd.DataFrame, arm: str, parts: tuple[str, ...]) -> list[di
         }
         rows.append(row)
     return rows
-
-
-def formatted(rows: list[dict]) -> list[dict]:
-    """The rows with the table's digits."""
-    return [row | {name: format(row[name], form) for name, form in COLUMNS.items()} for row in rows]
 
 
 if __name__ == "__main__":
