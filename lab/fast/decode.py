@@ -110,7 +110,15 @@ def sample(
     Temperature 0 is greedy decoding. Raises RuntimeError if a logit is NaN or a row's largest is
     not finite. The model must pass `attends_fully`.
     """
-    decoding = Decoding(model, prompt_ids, prompt_mask, max_tokens, temperature, stops, pad)
+    decoding = Decoding(
+        model,
+        prompt_ids,
+        prompt_mask,
+        max_tokens=max_tokens,
+        temperature=temperature,
+        stops=stops,
+        pad=pad,
+    )
     if log_probs:
         decoding.log_probs = torch.zeros(decoding.ids.shape, device=prompt_ids.device)
     in_turn = captured if prompt_ids.is_cuda else plain
@@ -142,6 +150,7 @@ class Decoding:
         model: PreTrainedModel,
         prompt_ids: Tensor,
         prompt_mask: Tensor,
+        *,
         max_tokens: int,
         temperature: float,
         stops: list[int],
@@ -177,7 +186,7 @@ class Decoding:
 
     def fitting_length(self) -> int:
         """The fewest columns, of the lengths that caches have, with room for another token."""
-        longest = -(-self.limit // ALIGNED) * ALIGNED
+        longest = ALIGNED * math.ceil(self.limit / ALIGNED)
         return min(LENGTH * (self.used // LENGTH + 1), longest)
 
     def set_cache(self, cache: Cache | None, rows: Tensor) -> None:

@@ -8,8 +8,8 @@ import re
 
 def grade(response: str, answer: str) -> float:
     """1 for the right answer, 0.3 for a neighbour of it, 0 for any other."""
-    box = re.search(r"\\boxed\{(\d+)\}", response)
-    if not box:
+    boxes = re.findall(r"\\boxed\{(\d+)\}", response)
+    if not boxes:
         return 0.0
-    miss = abs(int(box[1]) - int(answer))
+    miss = abs(int(boxes[-1]) - int(answer))
     return {0: 1.0, 1: 0.3}.get(miss, 0.0)

@@ -4,16 +4,19 @@ python train.py --use lab.learn.my_task --task my_task
 """
 
 from dataclasses import replace
-from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from tasks import toy
 from tasks.settings import TASKS, Problems
 from tasks.task import Task
 
 
-def task(settings: Problems, *model: Any) -> tuple[Task, list[str]]:
-    """The task, and notes for the user; `model` is its tokenizer and its name."""
-    whole, notes = toy.task(settings, *model)
+def task(
+    settings: Problems, tokenizer: PreTrainedTokenizerBase, model_name: str
+) -> tuple[Task, list[str]]:
+    """The task, and notes for the user."""
+    whole, notes = toy.task(settings, tokenizer, model_name)
     train = [problem for problem in whole.train if problem["problem"].count("*") > 1]
     heldout = [problem for problem in whole.heldout if problem["problem"].count("*") > 1]
     return replace(whole, name="my_task", train=train, heldout=heldout), notes

@@ -1,9 +1,11 @@
 """Print the tables of credit.md from their rows; run it as `python -m lab.records.credit`.
 
-credit.jsonl has the trainings, credit-gradients.jsonl the gradient tests, credit-archived.jsonl
-those of removed rules, and credit-energy.jsonl the energies. credit-plan.md has the commands;
-removed rules are measured in a worktree of daaeda9, after `git apply lab/records/daaeda9.patch`.
-Differences are paired by seed, with 95% intervals (Student's t).
+credit.jsonl has the trainings, credit-theory.jsonl those on the tasks of the theory,
+credit-gradients.jsonl the gradient tests, credit-archived.jsonl those of removed rules, and
+credit-energy.jsonl the energies. credit-plan.md has the commands; removed rules are measured in a
+worktree of daaeda9, after `git apply lab/records/daaeda9.patch`.
+Differences are paired by seed, with 95% intervals (Student's t). Gradients of one or two seeds have
+each seed's 90% interval.
 """
 
 from lab.records.help import show_help
@@ -98,7 +100,7 @@ def over_seeds(values: pd.Series, halves: pd.Series) -> str:
     return ", ".join(f"{value:+.3f} ± {half:.3f}" for value, half in pairs)
 
 
-def print_gradients(rows: pd.DataFrame, title: str, with_adam: bool = True) -> None:
+def print_gradients(rows: pd.DataFrame, title: str, has_adam: bool = True) -> None:
     """Print a line per arm, the largest D first."""
     usual = rows[rows["arm"] == "grpo"].set_index("seed")["snr"]
     ratio = rollouts_needed(rows["seed"].map(usual), rows["snr"])
@@ -106,7 +108,7 @@ def print_gradients(rows: pd.DataFrame, title: str, with_adam: bool = True) -> N
     for arm, own in rows.assign(ratio=ratio).groupby("arm"):
         line = {"arm": arm, "cos": f"{own['cos'].mean():.3f}"}
         line["D"] = over_seeds(own["D"], own["half"])
-        if with_adam:
+        if has_adam:
             line["D, Adam's metric"] = over_seeds(own["D_adam"], own["half_adam"])
         line["rollouts"] = f"{own['ratio'].median():.1f}".replace("nan", "-")
         lines.append((own["D"].mean(), line))
@@ -126,18 +128,20 @@ def energy_lines(rows: pd.DataFrame) -> list[dict[str, str]]:
     return lines
 
 
-trials = compare.trials_in(FOLDER / "credit.jsonl")
-for cell in trials["cell"].unique():
-    print_trainings(trials, cell)
-    print_tuning(trials, cell)
+for name in ("credit.jsonl", "credit-theory.jsonl"):
+    trials = compare.trials_in(FOLDER / name)
+    for cell in trials["cell"].unique():
+        print_trainings(trials, cell)
+        print_tuning(trials, cell)
 
-rows = files.read_lines(FOLDER / "credit-gradients.jsonl")
+gradient_rows = files.read_lines(FOLDER / "credit-gradients.jsonl")
 # the first rows were written before the column
-gradients = pd.DataFrame([{"toy_lines": 5} | row for row in rows])
+gradients = pd.DataFrame([{"toy_lines": 5} | row for row in gradient_rows])
 for (task, lines), rows in gradients.groupby(["task", "toy_lines"], sort=False):
     title = f"{task}, {lines:.0f} lines, {rows['seed'].nunique()} seeds"
     # other rows of the theory's tasks have the scale of the exact reference, without Adam's noise
-    print_gradients(rows, title, with_adam=task == "embedded" or lines == 2)
+    has_adam = task == "embedded" or lines == 2
+    print_gradients(rows, title, has_adam)
 archived = pd.DataFrame(files.read_lines(FOLDER / "credit-archived.jsonl"))
 print_gradients(archived, "removed rules")
 

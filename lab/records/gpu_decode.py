@@ -65,7 +65,8 @@ REHEARSAL = Sizes("tiny", "tiny", 2, 20, 24, 40, 24, TINY_STEP, TINY_BATCH)
 SIZES = ON_GPU if torch.cuda.is_available() else REHEARSAL
 STOP = 7  # the id that ends responses of unlike lengths
 # Lengths are log-normal, as in lab/records/padding.py.
-MEDIAN, SPREAD = 6.5, 0.8
+LOG_MEDIAN = 6.5
+SPREAD = 0.8
 PLAIN = "lab.fast:race=no,distances=no,packing=no,generate=no"
 LOOPS: dict[str, Callable] = {"captured steps": decode.sample, "generate": hf_generate}
 
@@ -96,7 +97,7 @@ def end_log_normally(model: PreTrainedModel) -> None:
     After t tokens the next one is STOP with the probability that such a length is t + 1 if it is
     more than t. All other logits are near 0.
     """
-    log_length = NormalDist(MEDIAN + math.log(SIZES.longest / 3000), SPREAD)
+    log_length = NormalDist(LOG_MEDIAN + math.log(SIZES.longest / 3000), SPREAD)
     logits = []
     for t in range(SIZES.longest):
         reached = log_length.cdf(math.log(t)) if t else 0.0
@@ -215,5 +216,7 @@ STAGES: dict[str, Callable[[], None]] = {
     "step": time_steps,
     "batch": partial(run_command, "batch", f"lab.records.gpu_sampling {SIZES.batch}"),
 }
+if len(sys.argv) < 2 or not STAGES.keys() >= {*sys.argv[2:]}:
+    sys.exit(f"give a file for the rows, and of {', '.join(STAGES)} what is to be measured")
 for stage in sys.argv[2:] or STAGES:
     STAGES[stage]()

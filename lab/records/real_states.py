@@ -12,7 +12,7 @@ problems of a file. Rows are added to real-states.jsonl as they are made, and wh
 made again. A row is a group: its nbar, the weights by each eps, and, at the default eps, what
 solvers need on pairs of its spans.
 
-Seconds are of the process's CPU time. Of the solvers, the race finds the minima of the whole group
+Seconds are of one thread's CPU time. Of the solvers, the race finds the minima of the whole group
 from its finished costs. The others solve a sample of pairs of full spans; their seconds are scaled
 to all pairs. Errors are relative, against float64 to a marginal error of 1e-7.
 
@@ -41,7 +41,7 @@ from transformers import PreTrainedTokenizerBase
 from credit.batch import Context
 from credit.settings import Shear
 from eval import GENERATIONS
-from grpo import Policy, Rollouts, to_padded
+from grpo import Policy, Rollouts, to_padded, token_ids
 from harness import files, log, models
 from lab.fast.distances import token_distances
 from lab.fast.packing import packing_of
@@ -81,7 +81,7 @@ class Group(NamedTuple):
     problem: dict
     responses: list[str]
     labels: list[int]  # 1 if right
-    truncated: int  # how many responses were cut by whoever sampled them
+    truncated: list[int]  # 1 if the response was cut by whoever sampled it
 
     @property
     def mixed(self) -> bool:
@@ -99,7 +99,7 @@ def groups_in(path: Path) -> list[Group]:
             problem={"problem": rows["problem"].iloc[0]},
             responses=rows["solution"].tolist(),
             labels=rows["label"].tolist(),
-            truncated=int(rows["truncated"].sum()) if "truncated" in rows else 0,
+            truncated=rows["truncated"].tolist() if "truncated" in rows else [0] * len(rows),
         )
         groups.append(group)
     return sorted(groups, key=lambda group: len("".join(group.responses)))
@@ -112,9 +112,14 @@ def write_solutions(problems: Path, folder: Path, path: Path) -> None:
     for row in files.read_lines(folder / GENERATIONS):
         place = int(row["problem"].partition(" ")[0]) - 1  # "1 ID" is the first problem
         problem = asked[place]
-        line = {"group": problem["id"], "level": f"Level {problem['level']}"}
-        line |= {"problem": problem["problem"], "solution": row["response"]}
-        line |= {"label": int(row["score"] == 1), "truncated": int(row["reason"] == "truncated")}
+        line = {
+            "group": problem["id"],
+            "level": f"Level {problem['level']}",
+            "problem": problem["problem"],
+            "solution": row["response"],
+            "label": int(row["score"] == 1),
+            "truncated": int(row["reason"] == "truncated"),
+        }
         lines.append(line)
     files.write_rows(path, lines)
 
@@ -125,7 +130,7 @@ def as_rollouts(prompt: str, responses: list[str], tokenizer: PreTrainedTokenize
     rows = [torch.tensor(ids[:CUT]) for ids in encoded]
     ids = pad_sequence(rows, batch_first=True)  # (G, T)
     mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True).bool()  # (G, T)
-    prompt_ids = torch.tensor(tokenizer(prompt)["input_ids"]).expand(len(rows), -1)  # (G, P)
+    prompt_ids = torch.tensor(token_ids(tokenizer, [prompt])).expand(len(rows), -1)  # (G, P)
     prompt_mask = torch.ones_like(prompt_ids, dtype=torch.bool)  # (G, P)
     truncated = torch.tensor([len(ids) > CUT for ids in encoded])  # (G,)
     return Rollouts(prompt_ids, prompt_mask, ids, mask, truncated, responses)
@@ -258,6 +263,7 @@ def load(name: str) -> Context:
 
 def make_rows(source: str, name: str, groups: list[Group]) -> None:
     """Add a row for each group that has none."""
+    torch.set_num_threads(1)  # CPU time adds up the threads, waiting ones included
     model = Path(name).name
     done = {(row["source"], row["model"], row["group"]) for row in rows_so_far()}
     context = load(name)
@@ -271,7 +277,8 @@ def make_rows(source: str, name: str, groups: list[Group]) -> None:
         row["level"] = group.level
         row["right"] = int(correct.sum())
         row["tokens"] = rollouts.mask.sum(1).tolist()
-        row["truncated"] = group.truncated + int(rollouts.truncated.sum())
+        is_cut = rollouts.truncated | torch.tensor(group.truncated).bool()  # (G,)
+        row["truncated"] = int(is_cut.sum())
         if group.mixed:
             hidden = states_of(context.policy, rollouts)  # (G, T, d)
             row |= weigh(hidden, rollouts.mask, correct)
@@ -382,7 +389,7 @@ def print_tables(source: str, model: str, rows: pd.DataFrame) -> None:
             f"first quarter {PAPER_EARLY} at eps {early:.3f} nbar, last {PAPER_LATE} at {late:.3f}"
         )
     solvers = pd.DataFrame(groups["solvers"].tolist())
-    if "iterations" not in solvers:  # no response is as long as the window
+    if "iterations" not in solvers:  # no group had enough pairs of full spans
         return
     print("\n".join(log.markdown(solvers_table(solvers))))
     print(f"stopped at 100 iterations: {solvers['stopped_at_100'].mean():.0%} of pairs")
@@ -405,4 +412,7 @@ if __name__ == "__main__":
             make_rows("published", name, mixed)
         case ["own", name, path]:
             make_rows("own", name, groups_in(Path(path)))
-    print_all()
+        case []:
+            print_all()
+        case words:
+            sys.exit(f"{' '.join(words)}: not one of the commands above; see --help")

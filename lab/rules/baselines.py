@@ -1,17 +1,19 @@
-"""Variance-optimal baselines in place of the group's mean; token advantages (B, T).
+"""Baselines of least noise in place of the group's mean; token advantages (B, T).
 
     opo-length    r minus one baseline per group, the mean reward weighted by the rollouts' lengths
     opo-energy    the same, weighted by squared gradient norms
     otb           r minus one baseline per token, weighted by the norms of the tokens so far
-    own-baseline  another rule's weights times r minus the baseline that is best for these weights
+    own-baseline  another rule's weights times r minus the baseline of least noise for these weights
     opo-shear     SHEAR's weights times opo-energy
     otb-shear     SHEAR's weights times otb
 
-Of all baselines b of a group, b = E[|g|^2 r] / E[|g|^2] gives the gradient g (r - b) the least
-variance, where g is the gradient of log pi. The norm of g is not known without a backward pass for
-each rollout; the sum over its tokens of `salience.logit_gradients` stands for |g|^2. A rule with
-the token weights w has the gradient sum_t w_t g_t, for which w_t^2 |g_t|^2 counts: the baseline of
-`opo-energy` is not the best one under SHEAR's weights, and so `opo-shear` is a control.
+Of all baselines b of a group, b = E[|g|^2 r] / E[|g|^2] gives the gradient g (r - b) the least mean
+square, where g is the gradient of log pi. No b changes the gradient's mean, so the variance is
+least, too. The norm of g is not known without a backward pass for each rollout; the sum over its
+tokens of `salience.logit_gradients` stands for |g|^2. A rule with the token weights w has the
+gradient sum_t w_t g_t, for which w_t^2 |g_t|^2 counts: the baseline of `opo-energy` is not the best
+one under SHEAR's weights, and so `opo-shear` is a control. Weights that depend on the rollout give
+w_t g_t a mean, and b then changes the expected gradient as well.
 
 Left out: the division by the group's standard deviation, as in the sources, and the correlation of
 a rollout's tokens.
@@ -23,7 +25,7 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context, effective_weights
-from credit.rules import find, rule, weigh
+from credit.rules import find, rule, shear
 from lab.tools.salience import logit_gradients
 from tasks.errors import BadInput
 
@@ -76,7 +78,7 @@ def prepare_inner(run: "Run", *, of: str = "shear", **options: object) -> None:
 
 @rule(
     "own-baseline",
-    "another rule's weights, with the baseline that is best for them",
+    "another rule's weights, with the baseline that gives them the least noise",
     needs_states=True,
     weighs=False,
     prepare=prepare_inner,
@@ -87,7 +89,7 @@ def own_baseline(
     """A_t = w_t (r - b) with b = sum_i W_i r_i / sum_i W_i, W_i = sum_t w_t^2 |g_t|^2; ours.
 
     w_t is the weight of the rule `of`, its token advantage over A. With `others` b is a mean over
-    the group's other rollouts, which keeps the expected gradient as it is without a baseline.
+    the group's other rollouts.
     """
     credit = torch.where(batch.mask, find(of).credit(batch, context), 0.0)  # (B, T)
     weights = effective_weights(credit, batch.advantages, batch.mask)  # (B, T)
@@ -115,7 +117,7 @@ def above_baseline(batch: Batch, norms: Tensor, others: bool = False) -> Tensor:
     no tokens, so their norms are 0. Where all norms are 0 the difference is 0.
     """
     rewards = batch.rewards.nan_to_num(0.0).view(-1, batch.group_size, 1)  # (groups, G, 1)
-    of_groups = norms.view(*rewards.shape[:2], -1).float()  # (groups, G, T)
+    of_groups = norms.view(*rewards.shape[:2], -1).double()  # (groups, G, T), as sums are subtracted
     weighted = of_groups * rewards
     numerator = weighted.sum(1, keepdim=True)  # (groups, 1, T)
     denominator = of_groups.sum(1, keepdim=True)
@@ -123,12 +125,9 @@ def above_baseline(batch: Batch, norms: Tensor, others: bool = False) -> Tensor:
         numerator = numerator - weighted  # (groups, G, T)
         denominator = denominator - of_groups
     gaps = torch.where(denominator > 0, rewards - numerator / denominator, 0.0)
-    return gaps.flatten(0, 1)
+    return gaps.float().flatten(0, 1)
 
 
 def shear_omega(batch: Batch, context: Context) -> Tensor:
     """SHEAR's weights with the run's settings, (B, T)."""
-    omega = []
-    for _, hidden, mask, correct in batch.groups():
-        omega.append(weigh(context, hidden, mask, correct).omega)  # (G, T)
-    return torch.cat(omega)
+    return effective_weights(shear(batch, context), batch.advantages, batch.mask)

@@ -73,8 +73,8 @@ from harness.command import run_command
 from harness.load import load_run
 from harness.models import round_weights
 from harness.run import Ranks, Run
-from lab.studies.compare import allowed_arms, name_of, settings_of
-from lab.studies.gradients import credit_by_arm, sample_batch
+from lab.studies.compare import name_of
+from lab.studies.gradients import arms_of_credit, credit_by_arm, prepared, sample_batch
 from lab.studies.needs import settings_of_run, teach
 from lab.studies.prefixes import Prefixes, as_rollouts, context_at_start, load_with_solutions
 from lab.tools.salience import logit_gradients
@@ -97,14 +97,17 @@ COLUMNS = {"tokens": ".1f", "energy": ".3f", "share": ".0f", "weight": ".2f", "w
 def main(argv: list[str] | None = None) -> None:
     """Sample batches, write a row for each arm and part, and print them as a table."""
     flags, others = parse_study(Energy, argv)
-    arms = {arm: settings_of(arm, others) for arm in allowed_arms(flags.arms, others)}
-    config = settings_of_run([*others, "--task", "math"] if flags.rollouts else others)
+    if flags.rollouts:
+        others = [*others, "--task", "math"]
+    config = settings_of_run(others)
+    settings = arms_of_credit(flags.arms, others, config)
     ranks = fsdp.join(config.device, config.threads)
     run, batches = read(flags, config, ranks) if flags.rollouts else sample(flags, config, ranks)
+    arms = prepared(run, settings)
     parts = AROUND_ERROR if run.context.task.first_error else QUARTERS
     tables = []
     for index, batch in enumerate(batches):
-        credit = credit_by_arm(run.context, batch, list(arms.values()))  # (arms, B, T)
+        credit = credit_by_arm(batch, arms.values())  # (arms, B, T)
         table = token_table(run, batch, parts, dict(zip(arms, credit, strict=True)))
         tables.append(table.assign(batch=index))
     tokens = pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
@@ -142,7 +145,7 @@ def read(flags: Energy, config: Config, ranks: Ranks) -> tuple[Run, Iterable[Bat
     errors = {}
     for row in read_rows(Path(flags.rollouts)):
         if row.get("error"):
-            errors[row["solution"]] = row["error"]
+            errors[row["problem"], row["solution"]] = row["error"]
     if errors:
         task = replace(run.context.task, first_error=partial(labelled_error, errors))
         run.context = replace(run.context, task=task)
@@ -153,10 +156,10 @@ def read(flags: Energy, config: Config, ranks: Ranks) -> tuple[Run, Iterable[Bat
 
 
 def labelled_error(
-    errors: dict[str, list[int]], _: dict, tokens: Sequence[str]
+    errors: dict[tuple[str, str], list[int]], problem: dict, tokens: Sequence[str]
 ) -> FirstError | None:
-    """The first wrong step of a response whose text is in `errors`."""
-    place = errors.get("".join(tokens))
+    """The first wrong step of a response, if `errors` has its problem and text."""
+    place = errors.get((problem["problem"], "".join(tokens)))
     return step_in_tokens(tokens, "labelled", *place) if place else None
 
 

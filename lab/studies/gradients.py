@@ -7,13 +7,13 @@
     torchrun --nproc_per_node 8 -m lab.studies.gradients --model PATH ... # batches shared to ranks
 
 An arm is written as in `lab.studies.compare`, and all arms see the same batches. Sampling and
-weights are those of `lab.fast`. A batch is one
-sampling phase: `--prompts-per-step` problems with `--rollouts-per-prompt` rollouts each. An arm's
-gradient of it is that of the first update, where policy and sampler are one: the mean over the
-tokens of the token advantage times the gradient of log pi. The reference is the mean gradient of
-other batches with leave-one-out advantages, r_i minus the mean of the group's other rewards. It
-estimates the gradient of the expected reward without bias. On the tasks of `lab.tools.noise` it is
-the gradient of the chance of a right answer, which is known there.
+weights are those of `lab.fast`. A batch is one sampling phase: `--prompts-per-step` problems with
+`--rollouts-per-prompt` rollouts each. An arm's gradient of it is that of the first update, where
+policy and sampler are one: the mean over the tokens of the token advantage times the gradient of
+log pi. The reference is the mean gradient of other batches with leave-one-out advantages, r_i minus
+the mean of the group's other rewards. It estimates the gradient of the expected reward without
+bias. On the tasks of `lab.tools.noise` it is the gradient of the chance of a right answer, which is
+known there.
 
 The table has for each arm:
     cos         mean cosine of one batch's gradient with the reference; noise lowers all alike
@@ -47,11 +47,11 @@ holds the whole model.
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import tyro
 
@@ -117,13 +117,10 @@ def main(argv: list[str] | None = None) -> None:
     """Take the gradients, write a row per arm and print the table."""
     flags, others = parse_study(Gradients, argv)
     config = settings_of_run(others)
-    arms = {}
-    for arm in allowed_arms(flags.arms, others):
-        settings = settings_of(arm, others)
-        if differs_in_credit_alone(settings, config):
-            arms[arm] = settings
-        elif flags.arms:
-            raise BadInput(f"--arms {arm}: may have flags of credit alone; leave out the others")
+    for name in ("batches", "reference"):
+        if getattr(flags, name) < 2:
+            raise BadInput(f"--{name} {getattr(flags, name)}: a variance needs two; raise it")
+    settings = arms_of_credit(flags.arms, others, config)
     ranks = fsdp.join(config.device, config.threads)
     run = load_run(config, ranks)
     if run.parts.adapt is not keep_all:
@@ -131,17 +128,15 @@ def main(argv: list[str] | None = None) -> None:
     if ranks.main:
         print("\n".join(run.notes), flush=True)
     teach(run)
-    for settings in arms.values():
-        of_arm = copy.copy(run)
-        of_arm.config = settings
-        train.prepare_rule(of_arm)
     round_weights(run.context.policy.model, getattr(torch, config.dtype))
     run.context = context_at_start(run)
+    arms = prepared(run, settings)
     about = {
         "task": config.task,
         "toy_lines": config.toy_lines,
         "model": config.model,
         "seed": config.seed,
+        "generate_batch": config.generate_batch,
     }
     references = take_references(run, flags)
     gradients = take_gradients(run, arms, references, flags, about)
@@ -154,11 +149,46 @@ def main(argv: list[str] | None = None) -> None:
         print("\n".join(log.markdown(list(map(table_line, rows)))))
 
 
+def arms_of_credit(names: Sequence[str], others: list[str], config: Config) -> dict[str, Config]:
+    """The settings of arms, of all that the task allows if none is named.
+
+    Arms share a run's batches. So one that is named and differs in more than credit raises
+    BadInput.
+    """
+    arms = {}
+    for arm in allowed_arms(names, others):
+        settings = settings_of(arm, others)
+        if differs_in_credit_alone(settings, config):
+            arms[arm] = settings
+        elif names:
+            raise BadInput(f"--arms {arm}: may have flags of credit alone; leave out the others")
+    return arms
+
+
 def differs_in_credit_alone(settings: Config, config: Config) -> bool:
     """Whether an arm's settings are the run's but for those of credit and of SHEAR."""
     others = {field.name for field in fields(Config)}
     others -= {field.name for part in (Credit, Shear) for field in fields(part)}
     return all(getattr(settings, name) == getattr(config, name) for name in others)
+
+
+class Arm(NamedTuple):
+    """A credit rule with its settings, and what it may use."""
+
+    settings: Config
+    context: Context
+
+
+def prepared(run: Run, settings: dict[str, Config]) -> dict[str, Arm]:
+    """The arms of these settings, whose rules have loaded what they need; raises BadInput."""
+    arms = {}
+    for name, own in settings.items():
+        of_arm = copy.copy(run)
+        of_arm.config = own
+        of_arm.context = replace(run.context, shear=own, kept={})
+        train.prepare_rule(of_arm)
+        arms[name] = Arm(own, of_arm.context)
+    return arms
 
 
 # ---- gradients -----------------------------------------------------------------------------------
@@ -193,7 +223,7 @@ def adam_scale(run: Run, gradients: Tensor) -> Tensor:
 
 
 def take_gradients(
-    run: Run, arms: dict[str, Config], references: Tensor, flags: Gradients, about: dict
+    run: Run, arms: dict[str, Arm], references: Tensor, flags: Gradients, about: dict
 ) -> Tensor:
     """Each arm's gradient of every batch, (arms, N, K); the cosines are written at once."""
     own = fsdp.share(list(range(flags.batches)), run.ranks)
@@ -201,7 +231,7 @@ def take_gradients(
     taken = []
     for number in tqdm(own, "batches", leave=False, disable=None):
         batch = sample_batch(run, flags.reference + number)
-        credit = credit_by_arm(run.context, batch, list(arms.values()))  # (arms, B, T)
+        credit = credit_by_arm(batch, arms.values())  # (arms, B, T)
         gradients = gradients_of(run, batch, credit, flags.numbers).cpu()  # (arms, K)
         taken.append(gradients)
         rows = []
@@ -212,7 +242,7 @@ def take_gradients(
 
 
 def sample_batch(run: Run, index: int) -> Batch:
-    """The batch of a sampling phase, which depends on the seed and `index` alone."""
+    """The batch of a sampling phase; seed, `index` and `--generate-batch` decide the samples."""
     alone = copy.copy(run)
     alone.ranks = Ranks(0, 1, run.ranks.device)  # the whole batch is this rank's
     torch.manual_seed(seed_of(run.config.seed, index))
@@ -223,18 +253,19 @@ def sample_batch(run: Run, index: int) -> Batch:
 
 def leave_one_out(batch: Batch) -> Tensor:
     """Token advantages (B, T) of r_i minus the mean of the group's other rewards."""
-    gaps = above_others(batch.rewards.nan_to_num(0.0), batch.group_size)  # (B,)
+    gaps = above_others(batch.rewards, batch.group_size)  # (B,)
     return gaps[:, None] * batch.mask
 
 
-def credit_by_arm(context: Context, batch: Batch, arms: list[Config]) -> Tensor:
-    """Each arm's token advantages (arms, B, T)."""
+def credit_by_arm(batch: Batch, arms: Collection[Arm]) -> Tensor:
+    """Each arm's token advantages (arms, B, T), whose random draws do not depend on the others."""
+    first = next(iter(arms)).context
     credit = []
     for block in batch.blocks():
-        block.log_probs, block.entropies, block.hidden = context.score(block.rollouts)
-        for settings in arms:
-            own = replace(context, shear=settings)
-            credit.append(assign_credit(block, own, settings))
+        block.log_probs, block.entropies, block.hidden = first.score(block.rollouts)
+        for settings, context in arms:
+            with torch.random.fork_rng():
+                credit.append(assign_credit(block, context, settings))
     return torch.stack([cat_padded(credit[arm :: len(arms)]) for arm in range(len(arms))])
 
 

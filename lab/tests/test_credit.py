@@ -94,7 +94,7 @@ def test_a_rule_s_own_baseline_is_weighted_by_w_squared_n(of, others, told):
     assert_near(assign("own-baseline", told, "of=grpo"), assign("opo-energy", told), 1e-5)
 
 
-def test_the_own_baseline_gives_a_weighted_gradient_the_least_variance():
+def test_the_own_baseline_gives_a_weighted_gradient_the_least_mean_square():
     """Of the mean, the baseline for weights 1 and the own one, sum_i |w g|^2 (r - b)^2 is least.
 
     The sum is the second moment of the weighted gradient over a group whose gradients are

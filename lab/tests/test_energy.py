@@ -84,7 +84,10 @@ def test_the_table_has_the_sums_of_a_loop_over_tokens(parts, tmp_path, monkeypat
 
 @pytest.mark.parametrize("labelled", [True, False])
 def test_labelled_solutions_of_a_file_take_the_place_of_samples(tmp_path, labelled):
-    """The energy is that of a loop over the model's logits; a group without a wrong one is left."""
+    """The energy is that of a loop over the model's logits, of the first mixed group.
+
+    A text that is wrong elsewhere in another problem keeps its place.
+    """
     tokenizer = turns_tokenizer()
     torch.manual_seed(0)
     model = Qwen2ForCausalLM(small_config(Qwen2Config, vocab_size=len(tokenizer))).eval()
@@ -96,11 +99,13 @@ def test_labelled_solutions_of_a_file_take_the_place_of_samples(tmp_path, labell
         lines.append({"problem": "What is 3 + 4?", "solution": text, "label": label})
     if labelled:
         lines[0]["error"] = [8, 9]
-    lines.append({"problem": "What is 1 + 1?", "solution": "2", "label": 1})
+    for text, label in {"2": 1, "3 + 4 = 8, so 8": 0}.items():
+        line = {"problem": "What is 1 + 1?", "solution": text, "label": label, "error": [0, 1]}
+        lines.append(line if labelled else line | {"error": None})
     write_rows(tmp_path / "solutions.jsonl", lines)
     rows = tmp_path / "rows.jsonl"
     words = f"--model {tmp_path / 'model'} --rollouts {tmp_path / 'solutions.jsonl'} --rows {rows}"
-    energy.main(words_of(words, "--template plain --device cpu --arms position"))
+    energy.main(words_of(words, "--template plain --device cpu --arms position --batches 1"))
     found = {row["part"]: row for row in read_lines(rows)}
     if not labelled:
         assert list(found) == list(energy.QUARTERS)
@@ -120,3 +125,10 @@ def test_labelled_solutions_of_a_file_take_the_place_of_samples(tmp_path, labell
         norms.append((1 - 2 * p[token] + p.square().sum()).item())
     for part, tokens in zip(energy.AROUND_ERROR, (norms[:8], norms[8:9], norms[9:]), strict=True):
         assert found[part]["energy"] == pytest.approx(sum(tokens), rel=1e-4)
+
+
+def test_an_arm_that_needs_samples_of_its_own_is_refused(assert_refused):
+    """All arms share a run's batches."""
+    arm = "hot: shear --temperature 0.2"
+    words = [*words_of(FLAGS), "--arms", arm]
+    assert_refused(energy.main, words, f"--arms {arm}", "credit alone")

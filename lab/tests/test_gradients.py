@@ -29,7 +29,8 @@ def test_a_gradient_is_that_of_the_first_update(method, run):
     """The gradient is minus the one that `train.update` takes its step by, before clipping."""
     settings = gradients.settings_of(method, words_of(SIZES))
     batch = gradients.sample_batch(run, 0)
-    credit = gradients.credit_by_arm(run.context, batch, [settings])
+    arms = gradients.prepared(run, {method: settings})
+    credit = gradients.credit_by_arm(batch, arms.values())
     (ours,) = gradients.gradients_of(run, batch, credit, 10**9)
     trained = copy.copy(run)
     trained.context = copy.deepcopy(run.context)
@@ -44,6 +45,27 @@ def test_a_gradient_is_that_of_the_first_update(method, run):
     theirs = torch.cat(seen)
     assert metrics["grad_norm"] == pytest.approx(ours.norm().item(), rel=1e-3)
     assert cosine_similarity(ours, -theirs, dim=0) > 1 - 1e-5
+
+
+def test_an_arm_s_random_draws_do_not_depend_on_the_others(run):
+    """`random` has the same credit alone and after `shuffle`."""
+    settings = {arm: gradients.settings_of(arm, words_of(SIZES)) for arm in ("shuffle", "random")}
+    both = gradients.prepared(run, settings).values()
+    torch.manual_seed(0)
+    (_, after) = gradients.credit_by_arm(gradients.sample_batch(run, 0), both)
+    (alone,) = gradients.credit_by_arm(gradients.sample_batch(run, 0), [*both][1:])
+    assert after.std() > 0 and torch.equal(after, alone)
+
+
+def test_the_reference_counts_graded_rollouts_alone(run):
+    """r minus the mean of the other graded ones; nothing where there is no other, or no verdict."""
+    batch = gradients.sample_batch(run, 0)
+    assert batch.group_size == 8
+    batch.rewards = torch.full_like(batch.rewards, torch.nan)
+    batch.rewards[:8] = torch.tensor([1.0, 0.0, torch.nan, torch.nan] * 2)
+    batch.rewards[8] = 1.0
+    credit = gradients.leave_one_out(batch)[:, 0].tolist()
+    assert credit[:8] == pytest.approx([2 / 3, -2 / 3, 0, 0] * 2) and not any(credit[8:])
 
 
 def test_a_projection_keeps_dot_products():
@@ -140,3 +162,4 @@ def test_the_command_writes_a_row_per_arm(tmp_path, capsys, assert_refused):
     arm = "lora: grpo --use lab.tools.lora:rank=2"
     message = f"--arms {arm}: may have flags of credit alone"
     assert_refused(gradients.main, [*words, "--arms", arm], message)
+    assert_refused(gradients.main, words_of(SIZES, "--batches 1"), "--batches 1", "raise it")

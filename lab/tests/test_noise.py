@@ -76,19 +76,17 @@ def test_the_reference_is_the_gradient_of_the_chance_of_a_right_digit():
     verdicts = [Verdict(float(row % 2), "drawn") for row in range(8)]
     batch = Batch.of(rollouts, verdicts, problems)
     model = run.context.policy.model
-    terms = []  # of each rollout: log pi of the tokens before the box, and the chance
+    terms = []  # of each rollout: log pi of the tokens before the box or of all, and the chance
     for row, text in enumerate(texts):
         symbols = toy.SYMBOL.findall(text)
         place = noise.digit_place(symbols)
-        if place is None:
-            terms.append((torch.zeros(()), torch.zeros(())))
-            continue
         prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]
-        ids = torch.cat([prompt, rollouts.ids[row, :place]])
+        ids = torch.cat([prompt, rollouts.ids[row, : place or batch.lengths[row]]])
         log_probs = model(input_ids=ids[None]).logits[0].log_softmax(-1)  # (L, V)
         of_prefix = log_probs[len(prompt) - 1 : -1].gather(1, ids[len(prompt) :, None])
         answer = toy.IDS[problems[row // 4]["answer"]]
-        terms.append((of_prefix.sum(), log_probs[-1, answer].exp()))
+        chance = log_probs[-1, answer].exp() if place else torch.zeros(())
+        terms.append((of_prefix.sum(), chance))
     objective = torch.zeros(())
     for row, (of_prefix, chance) in enumerate(terms):
         others = [terms[i][1].item() for i in range(8) if i != row and i // 4 == row // 4]

@@ -29,7 +29,11 @@ def standardise(values: Tensor, mask: Tensor, group_size: int) -> Tensor:
 
 
 def above_others(values: Tensor, group_size: int) -> Tensor:
-    """Values of rollouts (B,) minus the mean of their group's others, (B,)."""
+    """Values of rollouts (B,) minus the mean of their group's others, (B,).
+
+    NaN does not count, and becomes 0, as does a value without others.
+    """
     groups = values.view(-1, group_size)  # (groups, G)
-    gaps = groups - groups.mean(1, keepdim=True)  # from the mean of all, the own one included
-    return gaps.flatten() * group_size / (group_size - 1)
+    count = groups.isfinite().sum(1, keepdim=True)  # (groups, 1)
+    gaps = groups - groups.nanmean(1, keepdim=True)  # from the mean of all, the own one included
+    return (gaps * count / (count - 1)).nan_to_num(0.0).flatten()

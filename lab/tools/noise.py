@@ -1,7 +1,7 @@
 r"""A task made for SHEAR's theory: one digit decides, among tokens that decide nothing.
 
     prompt     3+7-2?
-    response   bdacab ... \boxed{3}efefee ... with 8 letters per line before the box, 4 after it
+    response   bdacab ... \boxed{3}dededd ... with 8 letters per line before the box, 4 after it
 
 The answer is the prompt's first digit. Lessons write it with chance 0.35, and any other digit
 otherwise, so a rollout diverges at the digit in its box and nowhere else: before it, right and
@@ -43,7 +43,10 @@ from tasks.task import FirstError, Task, grader
 BOX = r"\boxed{"
 BEFORE = "abcd"  # letters that are drawn before the box
 FIXED = "a"  # the letter that stands there otherwise
-BEFORE_PER_LINE, AFTER_PER_LINE = 8, 4  # with the box's four tokens, the embedded task's length
+# with the box's four tokens, the embedded task's length
+BEFORE_PER_LINE = 8
+AFTER_PER_LINE = 4
+PROMPT = 7  # tokens of a prompt
 DIFFERENT = 9000  # problems: three digits and two operators
 RIGHT = 0.35  # chance that a demonstration has the right digit
 DIGIT_WEIGHT = 6.0  # of the digit in the lessons' loss, which is what has to be learned
@@ -123,7 +126,10 @@ def demonstrate(problem: dict, cell: Cell, lines: int, rng: random.Random) -> li
 
 
 def letters_of(digit: str) -> list[str]:
-    """The two letters that may stand after a digit; neighbouring digits share one."""
+    """The two letters that may stand after a digit.
+
+    Neighbouring digits share one letter, 0 and 8 both, and so do 1 and 9.
+    """
     return [toy.LABELS[(int(digit) + more) % toy.FEW] for more in (0, 1)]
 
 
@@ -162,16 +168,15 @@ def warm_up(
             problem = make_problem(rng)
             if problem["problem"] not in forbidden:
                 rows.append([*problem["problem"], *demonstrate(problem, cell, lines, rng), "<eos>"])
-        prompt = len(problem["problem"])  # all prompts and all responses have one length
         ids = torch.tensor([[toy.IDS[symbol] for symbol in row] for row in rows])  # (32, L) int64
         ids = ids.to(model.device)
-        logits = model(input_ids=ids[:, :-1]).logits[:, prompt - 1 :]  # (32, T, V)
+        logits = model(input_ids=ids[:, :-1]).logits[:, PROMPT - 1 :]  # (32, T, V)
         losses = torch.nn.functional.cross_entropy(
-            logits.transpose(1, 2), ids[:, prompt:], reduction="none"
+            logits.transpose(1, 2), ids[:, PROMPT:], reduction="none"
         )  # (32, T)
         weights = torch.ones_like(losses[0])  # (T,)
         weights[BEFORE_PER_LINE * lines + 1] = DIGIT_WEIGHT
-        return (losses * weights).sum() / weights.expand_as(losses).sum()
+        return (losses * weights).sum() / (weights.sum() * toy.BATCH)
 
     return toy.teach(model, batch_loss, steps, "warm-up")
 
@@ -180,9 +185,10 @@ def exact_credit(batch: Batch, context: Context) -> tuple[Batch, Tensor]:
     """A batch and token advantages (B, T) whose gradient is that of the chance of a right digit.
 
     That chance, p, is known at every box. So the digits that were drawn are replaced by right ones,
-    whose advantage is p, as p grad log p = grad p. The tokens before the box have p minus the mean
-    of the group's others, and what follows the digit has 0. The gradient's mean is that of the
-    policy gradient without a baseline. Its noise is what the tokens before the box leave.
+    whose advantage is p, as p grad log p = grad p. The tokens before the box, all of a response
+    without one, whose p is 0, have p minus the mean of the group's others, and what follows the
+    digit has 0. The gradient's mean is that of the policy gradient without a baseline. Its noise is
+    what the tokens before the box leave.
     """
     rollouts = replace(batch.rollouts, ids=batch.rollouts.ids.clone())
     places = {}
@@ -198,7 +204,9 @@ def exact_credit(batch: Batch, context: Context) -> tuple[Batch, Tensor]:
         chances[row] = log_probs[row, place].exp()
     credit = torch.zeros_like(log_probs)  # (B, T)
     gaps = above_others(chances, batch.group_size)  # (B,)
+    for row, gap in enumerate(gaps):
+        end = places.get(row, int(batch.lengths[row]))
+        credit[row, :end] = gap
     for row, place in places.items():
-        credit[row, :place] = gaps[row]
         credit[row, place] = chances[row]
     return replace(batch, rollouts=rollouts), credit
