@@ -117,7 +117,8 @@ def above_baseline(batch: Batch, norms: Tensor, others: bool = False) -> Tensor:
     no tokens, so their norms are 0. Where all norms are 0 the difference is 0.
     """
     rewards = batch.rewards.nan_to_num(0.0).view(-1, batch.group_size, 1)  # (groups, G, 1)
-    of_groups = norms.view(*rewards.shape[:2], -1).double()  # (groups, G, T), as sums are subtracted
+    # float64, as `others` subtracts
+    of_groups = norms.view(*rewards.shape[:2], -1).double()  # (groups, G, T)
     weighted = of_groups * rewards
     numerator = weighted.sum(1, keepdim=True)  # (groups, 1, T)
     denominator = of_groups.sum(1, keepdim=True)
