@@ -12,16 +12,17 @@ from lab.records.help import show_help
 
 show_help(__doc__)
 
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
-from scipy import stats
 
 from harness import files, log
 from lab.studies import compare
 from lab.studies.gradients import rollouts_needed
 
 FOLDER = Path(__file__).parent
+with_interval = partial(compare.with_interval, level=0.95)
 OUTCOMES = {"curve": "curve", "sampled": "held out"}
 PAIRS = [
     ("shear-own", "shear"),
@@ -41,17 +42,6 @@ PAIRS = [
     ("shear-others", "shear"),  # this and the next were not planned
     ("shear-own", "shuffle-own"),
 ]
-
-
-def with_interval(values: pd.Series) -> str:
-    """The mean, its 95% interval and how many values are positive; a dash for too few values."""
-    values = values.dropna()
-    if len(values) < 2:
-        return "-"
-    half = stats.t.ppf(0.975, len(values) - 1) * values.sem()
-    mean = values.mean()
-    text = f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
-    return f"{text}, {(values > 0).sum()}/{len(values)}"
 
 
 def print_trainings(trials: pd.DataFrame, cell: str) -> None:

@@ -107,9 +107,10 @@ def jackknife_half(without: pd.Series) -> float:
     return (len(without) - 1) * half_width(without)
 
 
-def half_width(values: pd.Series) -> float:
-    """Half the width of a mean's 90% interval by Student's t; NaN for one value, or with a NaN."""
-    return float(stats.t.ppf(0.95, len(values) - 1) * values.sem(skipna=False))
+def half_width(values: pd.Series, level: float = 0.9) -> float:
+    """Half the width of a mean's interval by Student's t; NaN for one value, or with a NaN."""
+    quantile = stats.t.ppf((1 + level) / 2, len(values) - 1)
+    return float(quantile * values.sem(skipna=False))
 
 
 def changes_of(shear: Shear) -> dict[str, Shear]:

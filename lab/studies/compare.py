@@ -429,14 +429,14 @@ def outcomes_of(trials: pd.DataFrame, cell: str, arm: str) -> pd.DataFrame:
     return trials_of(trials, "confirm", cell, arm).set_index("seed")[OUTCOMES].astype(float)
 
 
-def with_interval(values: pd.Series) -> str:
+def with_interval(values: pd.Series, level: float = 0.9) -> str:
     """Write the mean, the ends of its interval and how many values are positive.
 
     An example is +0.012 (+0.004 to +0.020), 8/10. NaN does not count.
     """
     values = values.dropna()
     mean = values.mean()
-    half = half_width(values)
+    half = half_width(values, level)
     text = f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})"
     return f"{text}, {(values > 0).sum()}/{len(values)}"
 
