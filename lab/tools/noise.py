@@ -35,6 +35,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from credit.batch import Batch, Context
 from lab.tools.moments import above_others
+from lab.tools.words import make_different
 from tasks import toy
 from tasks.errors import BadInput
 from tasks.settings import Problems
@@ -105,12 +106,7 @@ def make_problem(rng: random.Random) -> dict:
 
 def make_problems(count: int, seed: int) -> list[dict]:
     """`count` problems, all different, at most DIFFERENT."""
-    rng = random.Random(f"noise {seed}")
-    problems: dict[str, dict] = {}
-    while len(problems) < count:
-        problem = make_problem(rng)
-        problems[problem["problem"]] = problem
-    return list(problems.values())
+    return make_different(make_problem, count, random.Random(f"noise {seed}"))
 
 
 def demonstrate(problem: dict, cell: Cell, lines: int, rng: random.Random) -> list[str]:

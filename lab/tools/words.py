@@ -28,7 +28,7 @@ import os
 import random
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
@@ -146,10 +146,16 @@ def _ways_to_tell(op: str, number: int, name: str, things: str) -> list[str]:
 
 def make_problems(count: int, seed: int) -> list[dict]:
     """`count` problems, all different."""
-    rng = random.Random(f"words {seed}")
+    return make_different(make_problem, count, random.Random(f"words {seed}"))
+
+
+def make_different(
+    make: Callable[[random.Random], dict], count: int, rng: random.Random
+) -> list[dict]:
+    """Make problems until there are `count` different ones."""
     problems: dict[str, dict] = {}
     while len(problems) < count:
-        problem = make_problem(rng)
+        problem = make(rng)
         problems[problem["problem"]] = problem
     return list(problems.values())
 
