@@ -54,6 +54,7 @@ from tasks.rows import read_rows
 from tasks.task import choose_template, grader, text_task
 
 ROWS = Path(__file__).with_name("real-states.jsonl")
+ENERGY = Path(__file__).with_name("own-energy.jsonl")  # of lab.studies.energy
 SETTINGS = [(0.01, "nbar"), (0.03, "nbar"), (EPS, "nbar"), (0.08, "nbar"), (4.52, "raw")]
 PAPER_EARLY = 0.67  # mean distances of (A1), in the first quarter of a response and in the last
 PAPER_LATE = 0.75
@@ -396,11 +397,28 @@ def print_tables(source: str, model: str, rows: pd.DataFrame) -> None:
     print(f"largest marginal error {solvers['marginal_error'].max():.1e}")
 
 
+def energy_table(rows: pd.DataFrame) -> list[dict]:
+    """A line for each quarter: its share of the gradient's energy, and what weights make of it."""
+    of_arm = {arm: own.set_index("part") for arm, own in rows.groupby("arm")}
+    lines = []
+    for part, row in of_arm["grpo"].iterrows():
+        line = {"quarter": part, "tokens": f"{row['tokens']:.0f}", "energy": f"{row['energy']:.1f}"}
+        line["share, %"] = f"{row['share']:.1f}"
+        for arm in ("shear", "position"):
+            own = of_arm[arm].loc[part]
+            line[f"{arm}: weight"] = f"{own['weight']:.2f}"
+            line[f"{arm}: share of w² n, %"] = f"{own['w2 share']:.1f}"
+        lines.append(line)
+    return lines
+
+
 def print_all() -> None:
-    """The tables of all rows, by source and model."""
+    """The tables of all rows, by source and model, then the energies."""
     table = pd.DataFrame(rows_so_far())
     for (source, model), rows in table.groupby(["source", "model"], sort=False):
         print_tables(source, model, rows)
+    energies = pd.DataFrame(files.read_lines(ENERGY))
+    print("\nenergy, own", *log.markdown(energy_table(energies)), sep="\n")
 
 
 if __name__ == "__main__":
