@@ -101,6 +101,7 @@ def main(argv: list[str] | None = None) -> None:
         others = [*others, "--task", "math"]
     config = settings_of_run(others)
     settings = arms_of_credit(flags.arms, others, config)
+    flags.rows.parent.mkdir(parents=True, exist_ok=True)
     ranks = fsdp.join(config.device, config.threads)
     run, batches = read(flags, config, ranks) if flags.rollouts else sample(flags, config, ranks)
     arms = prepared(run, settings)

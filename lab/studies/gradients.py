@@ -121,6 +121,7 @@ def main(argv: list[str] | None = None) -> None:
         if getattr(flags, name) < 2:
             raise BadInput(f"--{name} {getattr(flags, name)}: a variance needs two; raise it")
     settings = arms_of_credit(flags.arms, others, config)
+    flags.rows.parent.mkdir(parents=True, exist_ok=True)
     ranks = fsdp.join(config.device, config.threads)
     run = load_run(config, ranks)
     if run.parts.adapt is not keep_all:

@@ -50,7 +50,7 @@ def test_the_table_has_the_sums_of_a_loop_over_tokens(parts, tmp_path, monkeypat
     monkeypatch.setattr(Batch, "true_errors", errors_at_one_place)
     if parts == energy.QUARTERS:
         monkeypatch.setattr(energy, "load_run", load_without_errors)
-    rows = tmp_path / "rows.jsonl"
+    rows = tmp_path / "runs" / "rows.jsonl"
     energy.main(words_of(FLAGS, "--batches 2 --arms position --rows", rows))
     assert f"| position | {parts[-1]}" in capsys.readouterr().out
     found = {row["part"]: row for row in read_lines(rows) if row["arm"] == "position"}

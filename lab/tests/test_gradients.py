@@ -145,7 +145,7 @@ def test_adam_s_metric_is_the_cosine_after_each_coordinate_is_scaled(run):
 
 def test_the_command_writes_a_row_per_arm(tmp_path, capsys, assert_refused):
     """D is paired by batch; an adapter is refused."""
-    rows = tmp_path / "rows.jsonl"
+    rows = tmp_path / "runs" / "rows.jsonl"
     words = words_of(SIZES, "--batches 3 --reference 2 --rows", rows)
     arms = ["--arms", "shear", "less: scaled --method-option negative=.5"]
     gradients.main([*words, *arms])
@@ -153,7 +153,7 @@ def test_the_command_writes_a_row_per_arm(tmp_path, capsys, assert_refused):
     found = read_lines(rows)
     assert {row["arm"] for row in found} == {"grpo", "shear", "less"}
     assert all(abs(row["cos"]) <= 1 and row["half"] >= 0 for row in found)
-    batches = read_lines(tmp_path / "rows.batches.jsonl")
+    batches = read_lines(rows.with_suffix(".batches.jsonl"))
     assert len(batches) == 9
     for row in found:
         own = [batch["cos"] for batch in batches if batch["arm"] == row["arm"]]
