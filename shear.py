@@ -39,8 +39,8 @@ does. `--use lab.fast` replaces two of them by functions that find the same numb
 
 At eps = 0.05 Eq. (10) carries a floor of up to 0.05 ln(window), even between equal spans whose
 points lie far apart. The paper prints eps log n = 20.8 and not eps; n = 100 in raw units makes it
-4.52, which is 0.03 on states of Qwen2.5-Coder, where nbar is 145 to 173 (`docs/recipe.md`). omega is
-not 1 on average. A constant factor of all advantages cancels in AdamW, but omega's mean also
+4.52, which is 0.03 on states of Qwen2.5-Coder, where nbar is 145 to 173 (`docs/recipe.md`). omega
+is not 1 on average. A constant factor of all advantages cancels in AdamW, but omega's mean also
 differs between groups, sides and steps: mind that when comparing.
 
 What the theory does not promise: the theorems' rate n^(-1/d) is 0.9987 at n = 100 and d = 3584, so
