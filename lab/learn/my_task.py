@@ -4,19 +4,16 @@ python train.py --use lab.learn.my_task --task my_task
 """
 
 from dataclasses import replace
-
-from transformers import PreTrainedTokenizerBase
+from typing import Any
 
 from tasks import toy
 from tasks.settings import TASKS, Problems
 from tasks.task import Task
 
 
-def task(
-    settings: Problems, tokenizer: PreTrainedTokenizerBase, model_name: str
-) -> tuple[Task, list[str]]:
+def task(settings: Problems, tokenizer: Any, name: str) -> tuple[Task, list[str]]:
     """The task, and notes for the user."""
-    whole, notes = toy.task(settings, tokenizer, model_name)
+    whole, notes = toy.task(settings, tokenizer, name)
     train = [problem for problem in whole.train if problem["problem"].count("*") > 1]
     heldout = [problem for problem in whole.heldout if problem["problem"].count("*") > 1]
     return replace(whole, name="my_task", train=train, heldout=heldout), notes
