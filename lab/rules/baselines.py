@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context, effective_weights
-from credit.rules import find, rule, shear
+from credit.rules import find, rule, weigh
 from lab.tools.salience import logit_gradients
 from tasks.errors import BadInput
 
@@ -131,4 +131,7 @@ def above_baseline(batch: Batch, norms: Tensor, others: bool = False) -> Tensor:
 
 def shear_omega(batch: Batch, context: Context) -> Tensor:
     """SHEAR's weights with the run's settings, (B, T)."""
-    return effective_weights(shear(batch, context), batch.advantages, batch.mask)
+    omega = []
+    for _, hidden, mask, correct in batch.groups():
+        omega.append(weigh(context, hidden, mask, correct).omega)  # (G, T)
+    return torch.cat(omega)
