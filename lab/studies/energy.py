@@ -76,10 +76,9 @@ from harness.run import Ranks, Run
 from lab.studies.compare import name_of
 from lab.studies.gradients import arms_of_credit, credit_by_arm, prepared, sample_batch
 from lab.studies.needs import settings_of_run, teach
-from lab.studies.prefixes import Prefixes, as_rollouts, context_at_start, load_with_solutions
+from lab.studies.prefixes import as_batch, context_at_start, load_with_solutions
 from lab.tools.salience import logit_gradients
 from lab.tools.words import step_in_tokens
-from rewards import Verdict
 from tasks.errors import BadInput
 from tasks.rows import read_rows
 from tasks.task import FirstError
@@ -162,12 +161,6 @@ def labelled_error(
     """The first wrong step of a response, if `errors` has its problem and text."""
     place = errors.get((problem["problem"], "".join(tokens)))
     return step_in_tokens(tokens, "labelled", *place) if place else None
-
-
-def as_batch(group: Prefixes, device: torch.device) -> Batch:
-    """A group as a batch; its responses have no stop token, as if they had been cut."""
-    rollouts = as_rollouts(replace(group, truncated=[True] * len(group.texts)), device)
-    return Batch.of(rollouts, list(map(Verdict, group.scores, group.reasons)), [group.problem])
 
 
 def token_table(

@@ -4,6 +4,7 @@
     python -m lab.studies.gradients --model runs/NAME/model --arms grpo shear first
     python -m lab.studies.gradients --model PATH --data problems.jsonl --arms grpo shear \
         "punish less: scaled --method-option negative=.12"
+    python -m lab.studies.gradients --model PATH --rollouts solutions.jsonl --layers 4
     torchrun --nproc_per_node 8 -m lab.studies.gradients --model PATH ... # batches shared to ranks
 
 An arm is written as in `lab.studies.compare`, and all arms see the same batches. Sampling and
@@ -14,6 +15,11 @@ log pi. The reference is the mean gradient of other batches with leave-one-out a
 the mean of the group's other rewards. It estimates the gradient of the expected reward without
 bias. On the tasks of `lab.tools.noise` it is the gradient of the chance of a right answer, which is
 known there.
+
+A large model's rollouts cost more than their gradients. A line of `--rollouts` is {"problem",
+"solution", "label"}, as in `lab.studies.diagnose`. A batch is then one group of right and wrong
+solutions: the first ones are the reference's. (Other groups have no gradient.) With `--layers N`
+gradients are those of the parameters of the last N layers.
 
 The table has for each arm:
     cos         mean cosine of one batch's gradient with the reference; noise lowers all alike
@@ -47,8 +53,9 @@ holds the whole model.
 
 import copy
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -77,6 +84,10 @@ class Gradients:
     """Batches that every arm's gradient is taken of."""
     reference: int = 32
     """Other batches, for the reference."""
+    rollouts: str | None = None
+    """JSON lines of labelled solutions, which are read instead of samples."""
+    layers: int | None = None
+    """Last layers that gradients are taken of; all parameters if not given."""
     numbers: int = 2**20
     """Numbers kept of each gradient."""
     rows: Path = Path("runs/gradients.jsonl")
@@ -96,7 +107,7 @@ import train
 from credit.batch import Batch, Context
 from credit.rules import assign_credit
 from credit.settings import Credit, Shear
-from grpo import cat_padded
+from grpo import Policy, cat_padded
 from harness import files, fsdp, log
 from harness.command import run_command
 from harness.config import Config
@@ -107,7 +118,7 @@ from lab.studies import figures
 from lab.studies.advantages import half_width
 from lab.studies.compare import allowed_arms, name_of, settings_of
 from lab.studies.needs import settings_of_run, teach
-from lab.studies.prefixes import context_at_start
+from lab.studies.prefixes import as_batch, context_at_start, load_with_solutions
 from lab.tools import curve, noise
 from lab.tools.moments import above_others
 
@@ -116,6 +127,8 @@ from lab.tools.moments import above_others
 def main(argv: list[str] | None = None) -> None:
     """Take the gradients, write a row per arm and print the table."""
     flags, others = parse_study(Gradients, argv)
+    if flags.rollouts:
+        others = [*others, "--task", "math"]
     config = settings_of_run(others)
     for name in ("batches", "reference"):
         if getattr(flags, name) < 2:
@@ -123,14 +136,10 @@ def main(argv: list[str] | None = None) -> None:
     settings = arms_of_credit(flags.arms, others, config)
     flags.rows.parent.mkdir(parents=True, exist_ok=True)
     ranks = fsdp.join(config.device, config.threads)
-    run = load_run(config, ranks)
-    if run.parts.adapt is not keep_all:
-        raise BadInput(f"--use {' '.join(config.use)}: one trains an adapter; leave it out")
-    if ranks.main:
-        print("\n".join(run.notes), flush=True)
-    teach(run)
-    round_weights(run.context.policy.model, getattr(torch, config.dtype))
+    run, batch_of = read(flags, config, ranks) if flags.rollouts else sample(config, ranks)
     run.context = context_at_start(run)
+    if flags.layers:
+        hold_all_but(flags.layers, run.context.policy)
     arms = prepared(run, settings)
     about = {
         "task": config.task,
@@ -139,8 +148,8 @@ def main(argv: list[str] | None = None) -> None:
         "seed": config.seed,
         "generate_batch": config.generate_batch,
     }
-    references = take_references(run, flags)
-    gradients = take_gradients(run, arms, references, flags, about)
+    references = take_references(run, batch_of, flags)
+    gradients = take_gradients(run, batch_of, arms, references, flags, about)
     if ranks.main:
         # an exact reference lacks the noise that Adam's scale is made of
         noisy = gradients[0] if config.task in noise.CELLS else references
@@ -148,6 +157,39 @@ def main(argv: list[str] | None = None) -> None:
         files.append_rows(flags.rows, [about | row for row in rows])
         draw_differences(rows, flags.rows.with_suffix(".svg"))
         print("\n".join(log.markdown(list(map(table_line, rows)))))
+
+
+def sample(config: Config, ranks: Ranks) -> tuple[Run, Callable[[int], Batch]]:
+    """The run before training, and the batch of each sampling phase; raises BadInput."""
+    run = load_run(config, ranks)
+    if run.parts.adapt is not keep_all:
+        raise BadInput(f"--use {' '.join(config.use)}: one trains an adapter; leave it out")
+    if ranks.main:
+        print("\n".join(run.notes), flush=True)
+    teach(run)
+    round_weights(run.context.policy.model, getattr(torch, config.dtype))
+    return run, partial(sample_batch, run)
+
+
+def read(flags: Gradients, config: Config, ranks: Ranks) -> tuple[Run, Callable[[int], Batch]]:
+    """A run with the model, and each mixed group of `--rollouts`; raises BadInput."""
+    assert flags.rollouts
+    run, groups = load_with_solutions(flags.rollouts, config, ranks)
+    mixed = [group for group in groups if group.mixed]
+    needed = flags.reference + flags.batches
+    if len(mixed) < needed:
+        raise BadInput(
+            f"--rollouts {flags.rollouts}: {len(mixed)} groups have right and wrong solutions, "
+            f"and --reference and --batches take {needed}; lower them"
+        )
+    return run, [as_batch(group, ranks.device) for group in mixed].__getitem__
+
+
+def hold_all_but(count: int, policy: Policy) -> None:
+    """Leave gradients to the last layers; embedding, head and the final norm are held, too."""
+    policy.requires_grad_(False)
+    for layer in policy.model.base_model.layers[-count:]:
+        layer.requires_grad_(True)
 
 
 def arms_of_credit(names: Sequence[str], others: list[str], config: Config) -> dict[str, Config]:
@@ -195,12 +237,12 @@ def prepared(run: Run, settings: dict[str, Config]) -> dict[str, Arm]:
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-def take_references(run: Run, flags: Gradients) -> Tensor:
+def take_references(run: Run, batch_of: Callable[[int], Batch], flags: Gradients) -> Tensor:
     """The gradients (M, K) of the reference's batches, with leave-one-out advantages."""
     own = fsdp.share(list(range(flags.reference)), run.ranks)
     taken = []
     for number in tqdm(own, "reference", leave=False, disable=None):
-        batch = sample_batch(run, number)
+        batch = batch_of(number)
         if run.config.task in noise.CELLS:
             batch, credit = noise.exact_credit(batch, run.context)
         else:
@@ -224,14 +266,19 @@ def adam_scale(run: Run, gradients: Tensor) -> Tensor:
 
 
 def take_gradients(
-    run: Run, arms: dict[str, Arm], references: Tensor, flags: Gradients, about: dict
+    run: Run,
+    batch_of: Callable[[int], Batch],
+    arms: dict[str, Arm],
+    references: Tensor,
+    flags: Gradients,
+    about: dict,
 ) -> Tensor:
     """Each arm's gradient of every batch, (arms, N, K); the cosines are written at once."""
     own = fsdp.share(list(range(flags.batches)), run.ranks)
     path = flags.rows.with_suffix(".batches.jsonl")
     taken = []
     for number in tqdm(own, "batches", leave=False, disable=None):
-        batch = sample_batch(run, flags.reference + number)
+        batch = batch_of(flags.reference + number)
         credit = credit_by_arm(batch, arms.values())  # (arms, B, T)
         gradients = gradients_of(run, batch, credit, flags.numbers).cpu()  # (arms, K)
         taken.append(gradients)

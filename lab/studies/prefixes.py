@@ -139,6 +139,12 @@ def as_rollouts(group: Prefixes, device: torch.device) -> Rollouts:
     return Rollouts(prompt_ids, prompt_mask, ids, mask, truncated, group.texts)
 
 
+def as_batch(group: Prefixes, device: torch.device) -> Batch:
+    """A group as a batch; its responses have no stop token, as if they had been cut."""
+    rollouts = as_rollouts(replace(group, truncated=[True] * len(group.texts)), device)
+    return Batch.of(rollouts, list(map(Verdict, group.scores, group.reasons)), [group.problem])
+
+
 def with_ends(group: Prefixes, shear: Shear, tokenizer: PreTrainedTokenizerBase) -> Prefixes:
     """The group with the lengths of its prefixes.
 

@@ -6,13 +6,16 @@ import pytest
 import torch
 from builders.commands import words_of
 from builders.runs import ALONE, sharded
+from builders.small_models import small_config, turns_tokenizer
 from scipy import stats
 from torch.nn.functional import cosine_similarity
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import train
-from harness.files import read_lines
+from harness.files import read_lines, write_rows
 from harness.load import load_run
 from lab.studies import gradients
+from tasks.task import text_task
 
 SIZES = "--use builders.alternating --toy-lines 1 --toy-width 16 --warmup-steps 1 --heldout 8 --eval-groups 2"
 SIZES += " --prompts-per-step 4 --prompts-per-update 4"
@@ -163,3 +166,51 @@ def test_the_command_writes_a_row_per_arm(tmp_path, capsys, assert_refused):
     message = f"--arms {arm}: may have flags of credit alone"
     assert_refused(gradients.main, [*words, "--arms", arm], message)
     assert_refused(gradients.main, words_of(SIZES, "--batches 1"), "--batches 1", "raise it")
+
+
+def test_groups_of_a_file_take_the_place_of_samples(tmp_path, assert_refused):
+    """The gradients of the last layer are those of a loop over the model's log-probabilities.
+
+    Groups of one kind are left out; the first mixed ones are the reference.
+    """
+    tokenizer = turns_tokenizer()
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(small_config(Qwen2Config, vocab_size=len(tokenizer))).eval()
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    labels = {"3 + 4": [1, 0, 0], "2 + 2": [1, 1, 1], "1 + 6": [0, 1, 1], "5 + 1": [1, 0, 1]}
+    labels["4 + 4"] = [1, 1, 0]
+    lines = []
+    for problem, of_problem in labels.items():
+        for place, label in enumerate(of_problem):
+            text = f"{problem} = {place} or so"[: 9 + place]
+            lines.append({"problem": problem, "solution": text, "label": label})
+    path = tmp_path / "solutions.jsonl"
+    write_rows(path, lines)
+    rows = tmp_path / "rows.jsonl"
+    words = f"--model {tmp_path / 'model'} --rollouts {path} --rows {rows} --layers 1"
+    words += " --template plain --device cpu --arms position --reference 2"
+    gradients.main(words_of(words, "--batches 2"))
+
+    task = text_task("math", "plain", tokenizer, grade=None)
+    last = list(model.base_model.layers[-1].parameters())
+    taken = {}
+    for problem, of_problem in labels.items():
+        prompt = tokenizer(task.prompt({"problem": problem}))["input_ids"]
+        objective = torch.zeros(())
+        for line in lines:
+            if line["problem"] == problem:
+                ids = tokenizer(line["solution"])["input_ids"]
+                logits = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
+                gap = line["label"] - sum(of_problem) / 3
+                objective += gap * logits.log_softmax(-1)[range(len(ids)), ids].sum()
+        taken[problem] = torch.cat([g.flatten() for g in torch.autograd.grad(objective, last)])
+    lengths = 9 + 10 + 11  # of every group, so that each counts alike
+    assert lengths == sum(len(line["solution"]) for line in lines[:3])
+    reference = taken["3 + 4"] + taken["1 + 6"]
+    expected = [cosine_similarity(taken[problem], reference, 0) for problem in ("5 + 1", "4 + 4")]
+    batches = read_lines(rows.with_suffix(".batches.jsonl"))
+    ours = [row["cos"] for row in batches if row["arm"] == "grpo"]
+    assert ours == pytest.approx([cosine.item() for cosine in expected], abs=1e-4)
+    message = f"--rollouts {path}: 4 groups have right and wrong solutions, and"
+    assert_refused(gradients.main, words_of(words, "--batches 3"), message, "lower them")
