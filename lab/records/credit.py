@@ -19,7 +19,7 @@ import pandas as pd
 
 from harness import files, log
 from lab.studies import compare
-from lab.studies.gradients import rollouts_needed
+from lab.studies.alignment import rollouts_needed
 
 FOLDER = Path(__file__).parent
 with_interval = partial(compare.with_interval, level=0.95)

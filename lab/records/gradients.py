@@ -15,7 +15,7 @@ from scipy import stats
 from harness import files, log
 from lab.records.archived import marked
 from lab.studies import compare
-from lab.studies.gradients import rollouts_needed
+from lab.studies.alignment import rollouts_needed
 
 FOLDER = Path(__file__).parent
 BELOW, ABOVE = -0.002, 0.0015  # D of the rules that the test rules out, and of those it favours

@@ -99,7 +99,6 @@ if __name__ == "__main__":
 
 import pandas as pd
 import torch
-from scipy import stats
 from torch import Tensor
 from tqdm import tqdm
 
@@ -115,7 +114,12 @@ from harness.load import load_run
 from harness.models import round_weights
 from harness.run import Ranks, Run, keep_all, seed_of
 from lab.studies import figures
-from lab.studies.advantages import half_width
+from lab.studies.alignment import (
+    cosine_of_means,
+    cosines,
+    gain_of_cosine,
+    signal_to_noise,
+)
 from lab.studies.compare import allowed_arms, name_of, settings_of
 from lab.studies.needs import settings_of_run, teach
 from lab.studies.prefixes import as_batch, context_at_start, load_with_solutions
@@ -383,64 +387,6 @@ def arm_rows(arms: list[str], references: Tensor, gradients: Tensor, scale: Tens
         }
         rows.append(row)
     return sorted(rows, key=lambda row: -row["D"])
-
-
-def gain_of_cosine(batches: Tensor, usual: Tensor, references: Tensor) -> tuple[float, float]:
-    """How much larger cosines with the mean reference are than the usual ones, and its half-width.
-
-    Gradients are (N, K), (N, K) and (M, K). The half-width of the 90% interval has the noise of the
-    N batches and, by the jackknife, of the M references.
-    """
-    differences = gaps(batches, usual, references.mean(0))  # (N,)
-    count = len(references)
-    without_one = (references.sum(0) - references) / (count - 1)  # (M, K)
-    estimates = gaps(batches, usual, without_one).mean(0)  # (M,)
-    of_reference = (count - 1) / math.sqrt(count) * estimates.std().item()
-    quantile = stats.t.ppf(0.95, min(count, len(batches)) - 1)
-    half = math.hypot(half_width(pd.Series(differences)), quantile * of_reference)
-    return differences.mean().item(), half
-
-
-def gaps(batches: Tensor, usual: Tensor, references: Tensor) -> Tensor:
-    """The cosines of gradients less those of the usual ones (N, ...)."""
-    return cosines(batches, references) - cosines(usual, references)
-
-
-def cosines(batches: Tensor, references: Tensor) -> Tensor:
-    """The cosines of gradients (N, K) with one reference (K,) or several (M, K): (N,) or (N, M)."""
-    ours = torch.nn.functional.normalize(batches.double(), dim=-1)
-    others = torch.nn.functional.normalize(references.double(), dim=-1)
-    return torch.einsum("nk,...k->n...", ours, others)
-
-
-def product_of_means(ours: Tensor, others: Tensor) -> float:
-    """The dot product of two expected gradients, from products of different batches (N, K)."""
-    a = ours.double()
-    b = others.double()
-    products = a.sum(0) @ b.sum(0) - (a * b).sum()
-    return products.item() / (len(a) * (len(a) - 1))
-
-
-def signal_to_noise(batches: Tensor) -> float:
-    """|mean|^2 over the variance of one batch's gradient (N, K), both without bias."""
-    return product_of_means(batches, batches) / batches.double().var(0).sum().item()
-
-
-def cosine_of_means(ours: Tensor, others: Tensor) -> float:
-    """The cosine of two expected gradients; NaN where noise hides one of them."""
-    squares = product_of_means(ours, ours), product_of_means(others, others)
-    if min(squares) <= 0:
-        return math.nan
-    return product_of_means(ours, others) / math.sqrt(squares[0] * squares[1])
-
-
-def rollouts_needed(usual: pd.Series, snr: pd.Series) -> pd.Series:
-    """How many times GRPO's rollouts an arm needs for GRPO's signal-to-noise ratio, by seed.
-
-    Where noise hides a signal, its estimate is 0 or below. The number is infinite where it hides
-    the arm's, and NaN where it hides GRPO's.
-    """
-    return (usual / snr).where(snr > 0, math.inf).where(usual > 0)
 
 
 def table_line(row: dict) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 import copy
 
+import pandas as pd
 import pytest
 import torch
 from builders.commands import words_of
@@ -14,7 +15,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 import train
 from harness.files import read_lines, write_rows
 from harness.load import load_run
-from lab.studies import gradients
+from lab.studies import alignment, gradients
+from lab.studies.advantages import half_width
 from tasks.task import text_task
 
 SIZES = "--use builders.alternating --toy-lines 1 --toy-width 16 --warmup-steps 1 --heldout 8 --eval-groups 2"
@@ -94,13 +96,13 @@ def test_statistics_have_no_bias():
     products = []
     for _ in range(400):
         noise = torch.randn(2, 8, 400, generator=generator)
-        ratios.append(gradients.signal_to_noise(mean + noise[0]))
-        products.append(gradients.product_of_means(mean + noise[0], other + noise[0]))
+        ratios.append(alignment.signal_to_noise(mean + noise[0]))
+        products.append(alignment.product_of_means(mean + noise[0], other + noise[0]))
     assert stats.ttest_1samp(ratios, 9 / 400).pvalue > 0.001
     assert stats.ttest_1samp(products, 9.0).pvalue > 0.001
     clean = torch.stack([mean, mean, mean]), torch.stack([other, other, other])
-    assert gradients.cosine_of_means(*clean) == pytest.approx(0.6)
-    assert gradients.cosines(clean[1], mean).tolist() == pytest.approx([0.6] * 3)
+    assert alignment.cosine_of_means(*clean) == pytest.approx(0.6)
+    assert alignment.cosines(clean[1], mean).tolist() == pytest.approx([0.6] * 3)
 
 
 def test_the_interval_of_d_has_the_reference_s_noise_too():
@@ -118,14 +120,12 @@ def test_the_interval_of_d_has_the_reference_s_noise_too():
         return list(directions[:, None] + torch.tensor([1.0, 0.5, 1.0])[:, None, None] * noise)
 
     reference, usual, batches = draw(100_000)
-    limit = gradients.gaps(batches, usual, directions[0]).mean().item()
+    limit = alignment.gaps(batches, usual, directions[0]).mean().item()
     held = {"ours": 0, "fixed": 0}
     for _ in range(300):
         reference, usual, batches = draw(8)
-        difference, half = gradients.gain_of_cosine(batches, usual, reference)
-        fixed = gradients.half_width(
-            gradients.pd.Series(gradients.gaps(batches, usual, reference.mean(0)))
-        )
+        difference, half = alignment.gain_of_cosine(batches, usual, reference)
+        fixed = half_width(pd.Series(alignment.gaps(batches, usual, reference.mean(0))))
         held["ours"] += abs(difference - limit) < half
         held["fixed"] += abs(difference - limit) < fixed
     assert held["ours"] > held["fixed"] + 15
@@ -137,8 +137,8 @@ def test_adam_s_metric_is_the_cosine_after_each_coordinate_is_scaled(run):
     scale = references.square().mean(0).rsqrt()
     usual = torch.tensor([[100.0, 1.0]] * 2)
     batches = torch.tensor([[100.0, -1.0]] * 2)
-    plain, _ = gradients.gain_of_cosine(batches, usual, references)
-    of_adam, _ = gradients.gain_of_cosine(batches * scale, usual * scale, references * scale)
+    plain, _ = alignment.gain_of_cosine(batches, usual, references)
+    of_adam, _ = alignment.gain_of_cosine(batches * scale, usual * scale, references * scale)
     assert plain == pytest.approx(-2e-4, rel=1e-3) and of_adam == pytest.approx(-1)
     count = sum(parameter.numel() for parameter in run.context.policy.parameters())
     taken = torch.rand(3, count)
