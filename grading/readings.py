@@ -59,15 +59,16 @@ def read_answer(value: object) -> object:
 def is_copied(answer: str, gold: str, problem: str) -> bool:
     """Whether an answer is a calculation that occurs in the problem, but not the gold answer.
 
-    Numerals, names and options are no calculations.
+    Numerals, names and options are no calculations. Brackets do not count.
     """
-    answer = _calculation(answer)
-    return (
-        re.search(OPERATION, answer) is not None
-        and answer != _calculation(gold)
-        and re.search(rf"(?<![0-9.]){re.escape(answer)}(?![0-9])", _calculation(problem))
-        is not None
-    )
+    answer, gold, problem = (_calculation(text) for text in (answer, gold, problem))
+    if not re.search(OPERATION, answer):
+        return False
+    # (4+5) is a copy of 4+5, and so is [4+5]
+    answer, gold, problem = (re.sub(r"[][()]", "", text) for text in (answer, gold, problem))
+    if answer == gold:
+        return False
+    return re.search(rf"(?<![0-9.]){re.escape(answer)}(?![0-9])", problem) is not None
 
 
 def _calculation(text: str) -> str:
