@@ -166,8 +166,7 @@ def main(argv: list[str] | None = None) -> None:
 def sample(config: Config, ranks: Ranks) -> tuple[Run, Callable[[int], Batch]]:
     """The run before training, and the batch of each sampling phase; raises BadInput."""
     run = load_run(config, ranks)
-    if run.parts.adapt is not keep_all:
-        raise BadInput(f"--use {' '.join(config.use)}: one trains an adapter; leave it out")
+    refuse_adapter(run)
     if ranks.main:
         print("\n".join(run.notes), flush=True)
     teach(run)
@@ -176,17 +175,24 @@ def sample(config: Config, ranks: Ranks) -> tuple[Run, Callable[[int], Batch]]:
 
 
 def read(flags: Gradients, config: Config, ranks: Ranks) -> tuple[Run, Callable[[int], Batch]]:
-    """A run with the model, and each mixed group of `--rollouts`; raises BadInput."""
+    """A run with the model, and the mixed groups of `--rollouts` as batches; raises BadInput."""
     assert flags.rollouts
     run, groups = load_with_solutions(flags.rollouts, config, ranks)
-    mixed = [group for group in groups if group.mixed]
+    refuse_adapter(run)
+    batches = [as_batch(group, ranks.device) for group in groups if group.mixed]
     needed = flags.reference + flags.batches
-    if len(mixed) < needed:
+    if len(batches) < needed:
         raise BadInput(
-            f"--rollouts {flags.rollouts}: {len(mixed)} groups have right and wrong solutions, "
+            f"--rollouts {flags.rollouts}: {len(batches)} groups have right and wrong solutions, "
             f"and --reference and --batches take {needed}; lower them"
         )
-    return run, [as_batch(group, ranks.device) for group in mixed].__getitem__
+    return run, batches.__getitem__
+
+
+def refuse_adapter(run: Run) -> None:
+    """Raise BadInput if a part of the run would train an adapter in place of the model."""
+    if run.parts.adapt is not keep_all:
+        raise BadInput(f"--use {' '.join(run.config.use)}: one trains an adapter; leave it out")
 
 
 def hold_all_but(count: int, policy: Policy) -> None:

@@ -214,3 +214,5 @@ def test_groups_of_a_file_take_the_place_of_samples(tmp_path, assert_refused):
     assert ours == pytest.approx([cosine.item() for cosine in expected], abs=1e-4)
     message = f"--rollouts {path}: 4 groups have right and wrong solutions, and"
     assert_refused(gradients.main, words_of(words, "--batches 3"), message, "lower them")
+    adapted = words_of(words, "--batches 2 --use lab.tools.lora:rank=2")
+    assert_refused(gradients.main, adapted, "lab.tools.lora", "one trains an adapter")
