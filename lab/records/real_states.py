@@ -4,11 +4,13 @@
     python -m lab.records.real_states published models/qwen2.5-coder-0.5b rollouts.jsonl
     python -m lab.records.real_states solutions problems.jsonl evals/NAME own.jsonl
     python -m lab.records.real_states own models/qwen2.5-coder-0.5b own.jsonl
+    python -m lab.records.real_states verdicts evals/NAME evals/OTHER
     python -m lab.records.real_states      # real-states.jsonl -> the tables
 
 A line of rollouts.jsonl is a solution: "group", "level", "problem", "solution", "label" (1 if
 right). `solutions` writes such lines of the model's own responses, which eval.py sampled to the
-problems of a file. Rows are added to real-states.jsonl as they are made, and what is there is not
+problems of a file. `verdicts` keeps the verdicts of such folders in own-verdicts.jsonl, and nothing
+else. Rows are added to real-states.jsonl as they are made, and what is there is not
 made again. A row is a group: its nbar, the weights by each eps, and, at the default eps, what
 solvers need on pairs of its spans.
 
@@ -34,6 +36,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from scipy import stats
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
@@ -47,7 +50,9 @@ from lab.fast.distances import token_distances
 from lab.fast.packing import packing_of
 from lab.fast.race import race
 from lab.studies import bench
+from lab.studies.advantages import half_width
 from lab.studies.energy import quarter_of
+from lab.studies.gradients import table_line
 from shear import EPS, STRIDE, WINDOW, Side, mean_norm, shear_weights, two_sides
 from sinkhorn import sinkhorn
 from tasks.rows import read_rows
@@ -55,10 +60,13 @@ from tasks.task import choose_template, grader, text_task
 
 ROWS = Path(__file__).with_name("real-states.jsonl")
 ENERGY = Path(__file__).with_name("own-energy.jsonl")  # of lab.studies.energy
+GRADIENTS = Path(__file__).with_name("own-gradients.jsonl")  # of lab.studies.gradients
+VERDICTS = Path(__file__).with_name("own-verdicts.jsonl")
 SETTINGS = [(0.01, "nbar"), (0.03, "nbar"), (EPS, "nbar"), (0.08, "nbar"), (4.52, "raw")]
 PAPER_EARLY = 0.67  # mean distances of (A1), in the first quarter of a response and in the last
 PAPER_LATE = 0.75
 CUT = 700  # tokens of a response
+RUN = 8  # tokens of a run of words that two responses may share
 # Pairs of a group that solvers get; a loop over pairs and the reference get fewer.
 SAMPLED = 156
 LOOPED = 16
@@ -125,6 +133,23 @@ def write_solutions(problems: Path, folder: Path, path: Path) -> None:
     files.write_rows(path, lines)
 
 
+def write_verdicts(folders: list[Path]) -> None:
+    """Write the verdicts of the responses in eval.py's folders, without the responses."""
+    kept = []
+    for folder in folders:
+        for row in files.read_lines(folder / GENERATIONS):
+            verdict = {
+                "set": row["set"],
+                "model": Path(row["model"]).name,
+                "problem": row["problem"].partition(" ")[2],  # its id
+                "sample": row["sample"],
+                "reason": row["reason"],
+                "tokens": row["tokens"],
+            }
+            kept.append(verdict)
+    files.write_rows(VERDICTS, kept)
+
+
 def as_rollouts(prompt: str, responses: list[str], tokenizer: PreTrainedTokenizerBase) -> Rollouts:
     """Responses to one prompt, of at most `CUT` tokens each, as if they had been sampled."""
     encoded = tokenizer(responses, add_special_tokens=False)["input_ids"]
@@ -172,6 +197,24 @@ def weights_row(omega: Tensor, mask: Tensor, correct: Tensor) -> dict:
         "p10": low,
         "p90": high,
     }
+
+
+def shared_by_quarter(responses: list[list[int]], labels: list[int]) -> list[float]:
+    """The share of runs of `RUN` tokens that a response with the other verdict has, too.
+
+    It is of the runs that start in each quarter of a response, a mean over the responses.
+    """
+    runs = []
+    of_side: dict[int, set] = {0: set(), 1: set()}
+    for ids, label in zip(responses, labels, strict=True):
+        runs.append([tuple(ids[start : start + RUN]) for start in range(len(ids) - RUN + 1)])
+        of_side[label].update(runs[-1])
+    shares = []
+    for own, label in zip(runs, labels, strict=True):
+        is_shared = torch.tensor([run in of_side[1 - label] for run in own]).float()  # (R,)
+        quarter = 4 * torch.arange(len(own)) // max(1, len(own))  # (R,)
+        shares.append([is_shared[quarter == number].mean().item() for number in range(4)])
+    return pd.DataFrame(shares).mean().tolist()  # without NaN, of a quarter without runs
 
 
 def timed(solve: Callable) -> tuple:
@@ -281,6 +324,10 @@ def make_rows(source: str, name: str, groups: list[Group]) -> None:
         is_cut = rollouts.truncated | torch.tensor(group.truncated).bool()  # (G,)
         row["truncated"] = int(is_cut.sum())
         if group.mixed:
+            ids = [
+                ids[mask].tolist() for ids, mask in zip(rollouts.ids, rollouts.mask, strict=True)
+            ]
+            row["shared"] = shared_by_quarter(ids, group.labels)
             hidden = states_of(context.policy, rollouts)  # (G, T, d)
             row |= weigh(hidden, rollouts.mask, correct)
         files.append_rows(ROWS, [row])
@@ -370,6 +417,19 @@ def print_sides(groups: pd.DataFrame) -> None:
     )
 
 
+def print_shared(groups: pd.DataFrame) -> None:
+    """How the default weights of quarters go with the words that both sides share."""
+    default = SETTINGS.index((EPS, "nbar"))
+    weights = pd.DataFrame([row[default]["quarters"] for row in groups["weights"]])
+    shared = pd.DataFrame(groups["shared"].tolist())
+    shares = ", ".join(f"{share:.0%}" for share in shared.mean())
+    print(f"runs of {RUN} tokens that the other side has, too, by quarter: {shares}")
+    of_all = stats.spearmanr(shared.to_numpy().ravel(), weights.to_numpy().ravel()).statistic
+    of_each = [stats.spearmanr(shared[number], weights[number]).statistic for number in range(4)]
+    each = ", ".join(f"{rank:.2f}" for rank in of_each)
+    print(f"Spearman of share and weight: {of_all:.2f}; of one quarter each: {each}")
+
+
 def print_tables(source: str, model: str, rows: pd.DataFrame) -> None:
     """What the rows of a model say, as the record has it."""
     groups = rows[rows["weights"].notna()] if "weights" in rows else rows[:0]
@@ -383,6 +443,7 @@ def print_tables(source: str, model: str, rows: pd.DataFrame) -> None:
     print(f"nbar {with_range(groups['nbar'], '.0f')}")
     print("\n".join(log.markdown(weights_table(groups))))
     print_sides(groups)
+    print_shared(groups)
     early = eps_of(groups, 0, PAPER_EARLY)
     late = eps_of(groups, 3, PAPER_LATE)
     if not math.isnan(early + late):  # else no eps that was tried is as small
@@ -395,6 +456,18 @@ def print_tables(source: str, model: str, rows: pd.DataFrame) -> None:
     print("\n".join(log.markdown(solvers_table(solvers))))
     print(f"stopped at 100 iterations: {solvers['stopped_at_100'].mean():.0%} of pairs")
     print(f"largest marginal error {solvers['marginal_error'].max():.1e}")
+
+
+def print_verdicts(name: str, model: str, rows: pd.DataFrame) -> None:
+    """How many responses to a set of problems got which verdict."""
+    problems = rows["problem"].nunique()
+    print(f"\nverdicts, {name}, {model}: {len(rows)} responses to {problems} problems")
+    lines = []
+    for reason, count in rows["reason"].value_counts().items():
+        tokens = rows.loc[rows["reason"] == reason, "tokens"].mean()
+        line = {"verdict": reason, "responses": str(count), "share": f"{count / len(rows):.0%}"}
+        lines.append(line | {"tokens": f"{tokens:.0f}"})
+    print("\n".join(log.markdown(lines)))
 
 
 def energy_table(rows: pd.DataFrame) -> list[dict]:
@@ -413,12 +486,20 @@ def energy_table(rows: pd.DataFrame) -> list[dict]:
 
 
 def print_all() -> None:
-    """The tables of all rows, by source and model, then the energies."""
+    """The tables of all rows, by source and model, then verdicts, energies and gradients."""
     table = pd.DataFrame(rows_so_far())
     for (source, model), rows in table.groupby(["source", "model"], sort=False):
         print_tables(source, model, rows)
+    verdicts = pd.DataFrame(files.read_lines(VERDICTS))
+    for (name, model), rows in verdicts.groupby(["set", "model"], sort=False):
+        print_verdicts(name, model, rows)
     energies = pd.DataFrame(files.read_lines(ENERGY))
     print("\nenergy, own", *log.markdown(energy_table(energies)), sep="\n")
+    arms = [table_line(row) for row in pd.read_json(GRADIENTS, lines=True).to_dict("records")]
+    print("\ngradient test, own", *log.markdown(arms), sep="\n")
+    batches = pd.read_json(GRADIENTS.with_suffix(".batches.jsonl"), lines=True)
+    usual = batches.loc[batches["arm"] == "grpo", "cos"]
+    print(f"cos of grpo {usual.mean():.3f} ± {half_width(usual):.3f}, of {len(usual)} batches")
 
 
 if __name__ == "__main__":
@@ -430,6 +511,8 @@ if __name__ == "__main__":
             make_rows("published", name, mixed)
         case ["own", name, path]:
             make_rows("own", name, groups_in(Path(path)))
+        case ["verdicts", *folders]:
+            write_verdicts([Path(folder) for folder in folders])
         case []:
             print_all()
         case words:

@@ -33,7 +33,8 @@ The table has for each arm:
     snr         |mean|^2 over the variance of one batch's gradient, both without bias; negative
                 where noise hides the mean
     direction   cosine of the expected gradients of the arm and of `grpo`, from products of
-                different batches, so that noise cancels: 1 means no bias
+                different batches, so that noise cancels: 1 means no bias; "-" where noise hides
+                one of them
     rollouts    how many times GRPO's rollouts the arm needs for GRPO's snr; "-" where noise hides
                 the arm's signal, so that no number can be told
 
@@ -400,8 +401,7 @@ def table_line(row: dict) -> dict[str, str]:
     cells = {name: format(row[name], form) for name, form in COLUMNS.items()}
     if row["snr"] <= 0 or row["rollouts"] <= 0:
         cells["rollouts"] = "-"
-    if math.isnan(row["D_adam"]):
-        cells |= {"D_adam": "-", "half_adam": "-"}
+    cells |= {name: "-" for name in COLUMNS if math.isnan(row[name])}
     return {"arm": row["arm"]} | cells
 
 

@@ -168,6 +168,16 @@ def test_the_command_writes_a_row_per_arm(tmp_path, capsys, assert_refused):
     assert_refused(gradients.main, words_of(SIZES, "--batches 1"), "--batches 1", "raise it")
 
 
+def test_what_noise_hides_is_not_printed():
+    """Neither is Adam's metric of projected gradients."""
+    row = dict.fromkeys(["cos", "D", "half", "snr", "rollouts"], 0.25)
+    row |= {"arm": "shear", "snr": -0.1, "direction": float("nan")}
+    row |= {"D_adam": float("nan"), "half_adam": float("nan")}
+    line = gradients.table_line(row)
+    assert line["cos"] == "0.250" and line["snr"] == "-0.100"
+    assert [line[name] for name in ("D_adam", "half_adam", "direction", "rollouts")] == ["-"] * 4
+
+
 def test_groups_of_a_file_take_the_place_of_samples(tmp_path, assert_refused):
     """The gradients of the last layer are those of a loop over the model's log-probabilities.
 

@@ -108,6 +108,28 @@ def test_own_responses_are_counted(folder, rows_path, tmp_path):
     assert len(mixed["weights"]) == len(script.SETTINGS) and "weights" not in wrong
 
 
+def test_verdicts_are_counted_without_the_responses(tmp_path, monkeypatch, capsys):
+    """Of the folders of two evaluations, whose model is named without its place."""
+    monkeypatch.setattr(script, "VERDICTS", tmp_path / "verdicts.jsonl")
+    for name, reasons in [("math500", ["wrong", "correct", "wrong"]), ("humaneval", ["crashed"])]:
+        lines = []
+        for sample, reason in enumerate(reasons):
+            row = {"set": name, "model": "models/small", "problem": "1 HumanEval/53"}
+            row |= {"sample": sample, "reason": reason, "tokens": 10 + sample, "response": "text"}
+            lines.append(row)
+        (tmp_path / name).mkdir()
+        write_rows(tmp_path / name / "generations.jsonl", lines)
+    script.write_verdicts([tmp_path / "math500", tmp_path / "humaneval"])
+    rows = read_lines(script.VERDICTS)
+    assert [row["reason"] for row in rows] == ["wrong", "correct", "wrong", "crashed"]
+    assert rows[0]["model"] == "small" and rows[0]["problem"] == "HumanEval/53"
+    assert "text" not in script.VERDICTS.read_text(encoding="utf-8")
+    script.print_verdicts("math500", "small", pd.DataFrame(rows[:3]))
+    printed = capsys.readouterr().out
+    assert "verdicts, math500, small: 3 responses to 1 problems" in printed
+    assert "| wrong   | 2         | 67%   | 11     |" in printed
+
+
 def test_the_record_has_the_tables_of_its_rows(capsys):
     """Every line that the script prints is in the page."""
     script.print_all()
@@ -130,6 +152,18 @@ def test_quarters_are_those_of_a_loop():
         for number, part in enumerate(parts):
             expected = sum(part) / len(part) if part else torch.tensor(float("nan"))
             assert quarters[row, number].item() == pytest.approx(expected.item(), nan_ok=True)
+
+
+def test_runs_are_shared_with_the_other_side_alone():
+    """A right response starts as a wrong one does; another wrong one shares all with the latter."""
+    right = [*range(20), *range(100, 112)]  # 25 runs of 8, of which 13 are in the first 20 tokens
+    wrong = [*range(20), *range(200, 212)]
+    shares = script.shared_by_quarter([right, wrong, wrong], [1, 0, 0])
+    assert shares == pytest.approx([1.0, 1.0, 0.0, 0.0])
+    assert script.shared_by_quarter([right, wrong[1:]], [1, 0]) == pytest.approx(
+        [(6 / 7 + 1) / 2, 1.0, 0.0, 0.0]
+    )
+    assert script.shared_by_quarter([right, wrong, [1, 2]], [1, 0, 0])[0] == 1.0
 
 
 def test_eps_is_interpolated_between_settings():
