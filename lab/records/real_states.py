@@ -53,7 +53,7 @@ from lab.studies import bench
 from lab.studies.advantages import half_width
 from lab.studies.energy import quarter_of
 from lab.studies.gradients import table_line
-from shear import EPS, STRIDE, WINDOW, Side, mean_norm, shear_weights, two_sides
+from shear import EPS, STRIDE, WINDOW, Side, mean_norm, shear_weights, span_bounds, two_sides
 from sinkhorn import sinkhorn
 from tasks.rows import read_rows
 from tasks.task import choose_template, grader, text_task
@@ -199,22 +199,47 @@ def weights_row(omega: Tensor, mask: Tensor, correct: Tensor) -> dict:
     }
 
 
-def shared_by_quarter(responses: list[list[int]], labels: list[int]) -> list[float]:
-    """The share of runs of `RUN` tokens that a response with the other verdict has, too.
+def shared_runs(responses: list[list[int]], labels: list[int]) -> list[Tensor]:
+    """Which runs of `RUN` tokens a response with the other verdict has, too.
 
-    It is of the runs that start in each quarter of a response, a mean over the responses.
+    Each response has a tensor (R,) bool, of the runs by their first token.
     """
     runs = []
     of_side: dict[int, set] = {0: set(), 1: set()}
     for ids, label in zip(responses, labels, strict=True):
         runs.append([tuple(ids[start : start + RUN]) for start in range(len(ids) - RUN + 1)])
         of_side[label].update(runs[-1])
-    shares = []
+    shared = []
     for own, label in zip(runs, labels, strict=True):
-        is_shared = torch.tensor([run in of_side[1 - label] for run in own]).float()  # (R,)
-        quarter = 4 * torch.arange(len(own)) // max(1, len(own))  # (R,)
-        shares.append([is_shared[quarter == number].mean().item() for number in range(4)])
+        shared.append(torch.tensor([run in of_side[1 - label] for run in own], dtype=torch.bool))
+    return shared
+
+
+def shared_by_quarter(shared: list[Tensor]) -> list[float]:
+    """The share of shared runs among those that start in each quarter, a mean over responses."""
+    shares = []
+    for is_shared in shared:  # (R,)
+        quarter = 4 * torch.arange(len(is_shared)) // max(1, len(is_shared))  # (R,)
+        own = [is_shared[quarter == number].float().mean().item() for number in range(4)]
+        shares.append(own)
     return pd.DataFrame(shares).mean().tolist()  # without NaN, of a quarter without runs
+
+
+def weights_of_wording(shared: list[Tensor], mask: Tensor) -> Tensor:
+    """SHEAR's weights with words in place of states: no model is asked; mask (G, T) -> (G, T).
+
+    A span's distance is the share of its tokens that are in no shared run. A token has the largest
+    distance of its spans, as in Eq. (6).
+    """
+    weights = torch.zeros(mask.shape)  # (G, T)
+    for row, is_shared in enumerate(shared):
+        is_new = torch.ones(mask.shape[1])  # (T,)
+        for start in is_shared.nonzero().flatten().tolist():
+            is_new[start : start + RUN] = 0.0
+        for start, end in span_bounds(int(mask[row].sum()), WINDOW, STRIDE):
+            of_span = weights[row, start:end]  # a view
+            of_span.clamp_min_(is_new[start:end].mean())
+    return weights
 
 
 def timed(solve: Callable) -> tuple:
@@ -224,8 +249,11 @@ def timed(solve: Callable) -> tuple:
     return result, time.process_time() - began
 
 
-def weigh(hidden: Tensor, mask: Tensor, correct: Tensor) -> dict:
-    """The row of a group of states (G, T, d): weights by every eps, and the solvers' work."""
+def weigh(hidden: Tensor, mask: Tensor, correct: Tensor, wording: Tensor) -> dict:
+    """The row of a group of states (G, T, d): weights by every eps, and the solvers' work.
+
+    `wording` (G, T) has other weights, whose rank correlation with each is taken.
+    """
     sides = two_sides(hidden, mask, correct, WINDOW, STRIDE)
     assert sides is not None  # the group is mixed
     right, wrong = sides
@@ -244,6 +272,7 @@ def weigh(hidden: Tensor, mask: Tensor, correct: Tensor) -> dict:
         )
         row = {"eps": eps, "unit": unit, "eps_over_nbar": eps if unit == "nbar" else eps / nbar}
         row |= weights_row(weighed.omega, mask, correct)
+        row["wording"] = stats.spearmanr(weighed.omega[mask], wording[mask]).statistic
         weights.append(row)
     solvers = solvers_row(costs / nbar, right, wrong)
     return {"nbar": nbar, "weights": weights, "solvers": solvers}
@@ -327,9 +356,10 @@ def make_rows(source: str, name: str, groups: list[Group]) -> None:
             ids = [
                 ids[mask].tolist() for ids, mask in zip(rollouts.ids, rollouts.mask, strict=True)
             ]
-            row["shared"] = shared_by_quarter(ids, group.labels)
+            shared = shared_runs(ids, group.labels)
+            row["shared"] = shared_by_quarter(shared)
             hidden = states_of(context.policy, rollouts)  # (G, T, d)
-            row |= weigh(hidden, rollouts.mask, correct)
+            row |= weigh(hidden, rollouts.mask, correct, weights_of_wording(shared, rollouts.mask))
         files.append_rows(ROWS, [row])
         print(source, model, group.number, row["right"], row.get("nbar"), flush=True)
 
@@ -428,6 +458,8 @@ def print_shared(groups: pd.DataFrame) -> None:
     of_each = [stats.spearmanr(shared[number], weights[number]).statistic for number in range(4)]
     each = ", ".join(f"{rank:.2f}" for rank in of_each)
     print(f"Spearman of share and weight: {of_all:.2f}; of one quarter each: {each}")
+    ranks = pd.Series([row[default]["wording"] for row in groups["weights"]])
+    print(f"of the tokens' weights and those of wording: {with_range(ranks)}")
 
 
 def print_tables(source: str, model: str, rows: pd.DataFrame) -> None:

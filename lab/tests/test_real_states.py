@@ -79,6 +79,8 @@ def test_a_row_has_the_weights_of_the_states_of_the_solutions(model, folder, row
     quarters = script.quarters_of(weighed.omega, mask).mean(0)
     assert_near(torch.tensor(rows[1]["weights"][2]["quarters"]), quarters, 1e-4)
     assert rows[1]["tokens"] == [220, 180, 160, 200]
+    again = script.weigh(hidden, mask, torch.tensor([1, 0, 0, 1]) > 0, wording=weighed.omega)
+    assert again["weights"][2]["wording"] == pytest.approx(1.0, abs=1e-3)
     assert rows[1]["solvers"]["iterations"] >= 1
 
 
@@ -158,12 +160,21 @@ def test_runs_are_shared_with_the_other_side_alone():
     """A right response starts as a wrong one does; another wrong one shares all with the latter."""
     right = [*range(20), *range(100, 112)]  # 25 runs of 8, of which 13 are in the first 20 tokens
     wrong = [*range(20), *range(200, 212)]
-    shares = script.shared_by_quarter([right, wrong, wrong], [1, 0, 0])
-    assert shares == pytest.approx([1.0, 1.0, 0.0, 0.0])
-    assert script.shared_by_quarter([right, wrong[1:]], [1, 0]) == pytest.approx(
-        [(6 / 7 + 1) / 2, 1.0, 0.0, 0.0]
-    )
-    assert script.shared_by_quarter([right, wrong, [1, 2]], [1, 0, 0])[0] == 1.0
+    shared = script.shared_runs([right, wrong, wrong, [1, 2]], [1, 0, 0, 0])
+    assert [runs.tolist() for runs in shared] == [[True] * 13 + [False] * 12] * 3 + [[]]
+    assert script.shared_by_quarter(shared) == pytest.approx([1.0, 1.0, 0.0, 0.0])
+
+
+def test_a_token_has_the_newest_wording_of_its_spans():
+    """Of a response of 150 tokens, two spans, whose first 60 tokens are shared; and of a short one."""
+    runs = torch.arange(150 - script.RUN + 1) <= 60 - script.RUN
+    mask = torch.arange(150) < torch.tensor([[150], [20]])  # (2, 150)
+    weights = script.weights_of_wording([runs, runs[:13]], mask)
+    spans = [(0, 100, 40 / 100), (25, 125, 65 / 100), (50, 150, 90 / 100)]
+    for token in range(150):
+        expected = max(share for start, end, share in spans if start <= token < end)
+        assert weights[0, token].item() == pytest.approx(expected)
+    assert weights[1].sum() == 0
 
 
 def test_eps_is_interpolated_between_settings():
