@@ -199,7 +199,8 @@ def refuse_adapter(run: Run) -> None:
 def hold_all_but(count: int, policy: Policy) -> None:
     """Leave gradients to the last layers; embedding, head and the final norm are held, too."""
     policy.requires_grad_(False)
-    for layer in policy.model.base_model.layers[-count:]:
+    layers = policy.model.base_model.get_submodule("layers")
+    for layer in list(layers.children())[-count:]:
         layer.requires_grad_(True)
 
 
