@@ -21,6 +21,7 @@ CALCULATION = [
     (r"\\(?:left|right|displaystyle|,|;|:|!|quad)(?![a-z])|\\?\$|[~\s]", ""),
     (r"\\text\{[^{}]*\}(?:\^\{?[0-9]\}?)?|\^\{?\\circ\}?|°", ""),
     (r"\\[dtc]?frac(?:\{([^{}]*)\}|([0-9]))(?:\{([^{}]*)\}|([0-9]))", r"\1\2/\3\4"),
+    (r"\{\(([^()]*)\)\}", r"{\1}"),
     (r"\\times(?![a-z])|\\cdot(?![a-z])|[×·]", "*"),
     (r"\\div(?![a-z])|÷", "/"), ("[{}]", ""),
 ]  # fmt: skip
@@ -59,16 +60,17 @@ def read_answer(value: object) -> object:
 def is_copied(answer: str, gold: str, problem: str) -> bool:
     """Whether an answer is a calculation that occurs in the problem, but not the gold answer.
 
-    Numerals, names and options are no calculations. Brackets do not count.
+    Numerals, names and options are no calculations. Brackets around all of it do not count.
     """
     answer, gold, problem = (_calculation(text) for text in (answer, gold, problem))
     if not re.search(OPERATION, answer):
         return False
-    # (4+5) is a copy of 4+5, and so is [4+5]
-    answer, gold, problem = (re.sub(r"[][()]", "", text) for text in (answer, gold, problem))
-    if answer == gold:
+    # [4+5] is a copy of 4+5, but 2(x+1) is none of 2x+1, and (1/2,3) is a point
+    inside = re.sub(r"^[(\[]([^,]*)[)\]]$", r"\1", answer)
+    if gold in (answer, inside):
         return False
-    return re.search(rf"(?<![0-9.]){re.escape(answer)}(?![0-9])", problem) is not None
+    copies = rf"(?<![0-9.])(?:{re.escape(answer)}|{re.escape(inside)})(?![0-9])"
+    return re.search(copies, problem) is not None
 
 
 def _calculation(text: str) -> str:

@@ -61,6 +61,7 @@ def test_math_verdicts(answer, gold, reason):
         ("Expand (x-1)(x+1).", "x^2-1", "(x-1)(x+1)", True), ("Write 10^4 in full.", "10000", "10^{4}", True),
         ("What is 4 + 5?", "9", "(4 + 5)", True), ("What is 4 + 5?", "9", "[4 + 5]", True),
         ("What is $1^{(2^{235})}$?", "1", "1^{2^{235}}", True), ("What is (x+1)y?", "(x+1)y", "y(x+1)", False),
+        ("What is 2x+1 plus 1?", "2x+2", "2(x+1)", False), ("Expand (x-1)(x+1).", "x^2-1", "((x-1)(x+1))", True),
         (r"Which is more, $\frac23$ or $\frac35$?", r"\frac{2}{3}", r"\frac23", False),
         ("Which is more, 2/3 or 3/5?", r"\frac23", "2/3", False), ("What is 15+4?", "9", "5+4", False),
         ("Is it 4, -5 or 6?", "-5", "-5", False), ("Who was first, Jean-Luc or Bo?", "Jean-Luc", r"\text{Jean-Luc}", False),

@@ -10,9 +10,9 @@
 A line of rollouts.jsonl is a solution: "group", "level", "problem", "solution", "label" (1 if
 right). `solutions` writes such lines of the model's own responses, which eval.py sampled to the
 problems of a file. `verdicts` keeps the verdicts of such folders in own-verdicts.jsonl, and nothing
-else. Rows are added to real-states.jsonl as they are made, and what is there is not
-made again. A row is a group: its nbar, the weights by each eps, and, at the default eps, what
-solvers need on pairs of its spans.
+else. Rows are added to real-states.jsonl as they are made, and what is there is not made again. A
+row is a group: its nbar, the weights by each eps, the wording that right and wrong responses share,
+and, at the default eps, what solvers need on pairs of its spans.
 
 Seconds are of one thread's CPU time. Of the solvers, the race finds the minima of the whole group
 from its finished costs. The others solve a sample of pairs of full spans; their seconds are scaled
