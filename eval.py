@@ -39,15 +39,13 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import tyro
 
-from harness.config import Machine, Texts, check_bounds, end_on_mistakes, read_flags
-from tasks.errors import BadInput, bad_input_on_error, printable
-from tasks.settings import Sandbox, Template
+from base.config import Machine, Sandbox, Template, Texts, check_bounds, end_on_mistakes, read_flags
+from base.errors import BadInput, bad_input_on_error, printable
 
 LISTS = "--model", "--bench", "--data", "--seeds"  # flags with several values
 
@@ -101,22 +99,23 @@ import numpy as np
 import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
+from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from grpo import hf_generate, rollout, token_ids
-from harness import files, fsdp, memory, models
-from harness.command import on_machine, run_command
-from harness.load import task_of_run, template_of
+from base import files
+from grpo import HIDE_BAR, hf_generate, rollout, token_ids
+from harness import fsdp, models
+from harness.command import run_command
+from harness.fsdp import Ranks
 from harness.log import markdown, mean_and_error, percent
-from harness.run import Parts, Ranks
-from harness.sampling import sample_step
+from harness.run import Hooks, task_of_run, template_of, use
 from rewards import Verdict
-from tasks.benchmarks import Loaded, load_sets
-from tasks.plug import use
+from tasks.benchmarks import EvalSet, load_sets
 from tasks.task import Task, digest_of, grader, text_task
 
 GENERATIONS = "generations.jsonl"
+KEY = "model", "weights", "set", "settings", "seed", "block"  # what tells blocks apart
 
 
 @run_command
@@ -126,26 +125,78 @@ def main(argv: list[str] | None = None) -> int | None:
     if config.saved:
         print_table(newest(read_generations(Path(config.saved))))
         return None
-    config = on_machine(config)
+    config = fsdp.on_machine(config)
     if fsdp.processes(config) > 1:
         return fsdp.launch(fsdp.processes(config), __file__, argv)
     evaluate_models(config, fsdp.join(config.device, config.threads))
     return None
 
 
+def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
+    """Evaluate every model on every set, into `--out`; then print the table."""
+    paths = model_paths(config.model)
+    with fsdp.raise_together(ranks):  # an error here comes before any weights are loaded
+        generate = generator(config)
+        outlines = {path: models.load_outline(path) for path in paths}
+        names = config.bench or [default_set(paths)]
+        sets = load_sets(names, config.data, partial(heldout_set, paths))
+        blocks = {path: blocks_of(path, *outlines[path], sets, config) for path in paths}
+    label = "-".join([*paths, *config.bench]).replace("/", "_")[:120]
+    folder = Path(config.out or f"evals/{label}")
+    with ExitStack() as at_end:
+        with fsdp.raise_together(ranks):
+            if ranks.main:
+                at_end.enter_context(files.locked_folder(folder))
+            done = finished(folder) if ranks.main else set()
+        done = fsdp.from_main(done, ranks)
+        for path in paths:
+            todo = [block for block in blocks[path] if block.key not in done]
+            sample_blocks(path, todo, config, generate, ranks, folder)
+        if ranks.main:
+            for note in itertools.chain.from_iterable(loaded.notes for loaded in sets):
+                print(printable(note))
+            print(printable(f"{folder}/"))
+            asked = {block.key for block in itertools.chain.from_iterable(blocks.values())}
+            print_table([row for row in read_generations(folder) if key_of(row) in asked])
+
+
+def generator(config: EvalConfig) -> Callable[..., Tensor]:
+    """The function that generates; raises BadInput for a --use that replaces others."""
+    hooks = Hooks()
+    use(hooks, config.use)
+    if config.use and hooks.generate is hf_generate:
+        raise BadInput(f"--use {' '.join(config.use)}: changes no evaluation; leave it out")
+    return hooks.generate
+
+
 # ---- what is asked -------------------------------------------------------------------------------
 
 
-class Asked(NamedTuple):
-    """A set as it is asked of a model."""
+class Prompted(NamedTuple):
+    """A problem in the template of a model."""
 
-    name: str
-    problems: list[dict]
+    problem: dict
+    prompt: str
+    length: int  # of the prompt, in tokens
+
+
+class Block(NamedTuple):
+    """Some problems of a set, which are sampled, graded and saved together."""
+
+    asked: list[Prompted]
     task: Task  # which grades
     tokenizer: PreTrainedTokenizerBase
-    prompts: list[str]
-    lengths: list[int]  # of the prompts, in tokens
-    settings: dict  # what decides responses and verdicts, but for the seed
+    head: dict  # what all its rows have in common
+
+    @property
+    def key(self) -> str:
+        """What tells its rows from those of other blocks."""
+        return key_of(self.head)
+
+
+def key_of(row: dict) -> str:
+    """The key of the block that a row is of."""
+    return json.dumps([row[name] for name in KEY])
 
 
 def model_paths(names: Sequence[str]) -> list[str]:
@@ -164,53 +215,65 @@ def default_set(paths: list[str]) -> str:
     return "math"
 
 
-def heldout_set(paths: list[str]) -> Loaded:
+def heldout_set(paths: list[str]) -> EvalSet:
     """The problems that the models' run held out, with its grader, and its limit of a response.
 
     Raises BadInput if there is no such run, if its problems are not there any more, or if runs hold
     out different ones.
     """
-    sets = {}  # digest of the problems -> the set
-    for path in filter(files.run_of, paths):
-        config, task = task_of_run(path)
-        is_embedded = task.name == "embedded"
-        sets[digest_of(task.heldout)] = Loaded(
-            "embedded" if is_embedded else "heldout",
-            "math" if task.reference == "answer" else "code",
-            4 if is_embedded else 8,
-            [{"id": str(number)} | row for number, row in enumerate(task.heldout, 1)],
-            max_tokens=config.max_tokens,
-            task=task,
-        )
-    if len(sets) != 1:
+    runs = [task_of_run(path) for path in paths if files.run_of(path)]
+    if len({digest_of(task.heldout) for _, task in runs}) != 1:
         raise BadInput(
-            f"--bench heldout: needs models of one run of train.py, these are of {len(sets)}; name "
-            "another set"
+            f"--bench heldout: needs models of one run of train.py, these are of {len(runs)}, with "
+            "other problems; name another set"
         )
-    return sets.popitem()[1]
+    config, task = runs[0]
+    is_embedded = task.name == "embedded"
+    return EvalSet(
+        "embedded" if is_embedded else "heldout",
+        "math" if task.reference == "answer" else "code",
+        4 if is_embedded else 8,
+        [{"id": str(number)} | row for number, row in enumerate(task.heldout, 1)],
+        max_tokens=config.max_tokens,
+        task=task,
+    )
 
 
-def ask(
-    loaded: Loaded,
+def blocks_of(
     path: str,
     outline: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
+    sets: list[EvalSet],
     config: EvalConfig,
-) -> Asked:
-    """A set in the template of the model at `path`, with the graders of training.
+) -> list[Block]:
+    """All blocks of what the model at `path` is asked, in the order of their rows.
 
-    Problems that a run held out keep its grader, and the embedded task its prompt. Raises BadInput.
+    The graders are those of training. Raises BadInput.
     """
+    weights = identity_of(path)
+    if not weights:
+        raise BadInput(f"--model {path}: the hub's cache does not tell its commit")
     template = template_of(config.template, path, tokenizer)
-    timeout = config.grade_timeout or loaded.timeout_s
-    grade = grader(loaded.kind, timeout, config.sandbox)
-    task = text_task(loaded.kind, template, tokenizer, grade)
-    if loaded.task:
-        prompt = loaded.task.prompt if loaded.name == "embedded" else task.prompt
-        task = replace(loaded.task, prompt=prompt)
-    prompts = [task.prompt(problem) for problem in loaded.problems]
-    models.check_embedded("--model", path, outline, tokenizer, prompts)
-    settings = {
+    blocks = []
+    for loaded, seed in itertools.product(sets, dict.fromkeys(config.seeds)):
+        settings = settings_of(loaded, template, config)
+        task = task_of(loaded, template, tokenizer, config)
+        prompts = [task.prompt(problem) for problem in loaded.problems]
+        models.check_embedded("--model", path, outline, tokenizer, prompts)
+        lengths = map(len, token_ids(tokenizer, prompts))
+        asked = list(map(Prompted, loaded.problems, prompts, lengths))
+        size = max(1, config.block // settings["k"])
+        for number, start in enumerate(range(0, len(asked), size)):
+            part = asked[start : start + size]
+            values = path, weights, loaded.name, settings, seed, number
+            head = dict(zip(KEY, values, strict=True)) | {"of": len(part) * settings["k"]}
+            blocks.append(Block(part, task, tokenizer, head))
+    return blocks
+
+
+def settings_of(loaded: EvalSet, template: Template, config: EvalConfig) -> dict:
+    """What decides responses and verdicts, but for the model and the seed."""
+    return {
         "digest": digest_of(loaded.problems),
         "problems": len(loaded.problems),
         "k": config.samples or loaded.k,
@@ -218,13 +281,26 @@ def ask(
         "max_tokens": int(min(config.max_tokens, loaded.max_tokens)),
         "template": template,
         "block": config.block,
-        "grade_timeout": timeout,
+        "grade_timeout": config.grade_timeout or loaded.timeout_s,
         "sandbox": config.sandbox,
         "dtype": config.dtype,
         "use": list(config.use),
     }
-    lengths = [len(ids) for ids in token_ids(tokenizer, prompts)]
-    return Asked(loaded.name, loaded.problems, task, tokenizer, prompts, lengths, settings)
+
+
+def task_of(
+    loaded: EvalSet, template: Template, tokenizer: PreTrainedTokenizerBase, config: EvalConfig
+) -> Task:
+    """The prompts and the grader of a set.
+
+    Problems that a run held out keep its grader, and the embedded task its prompt.
+    """
+    grade = grader(loaded.kind, config.grade_timeout or loaded.timeout_s, config.sandbox)
+    task = text_task(loaded.kind, template, tokenizer, grade)
+    if loaded.task:
+        prompt = loaded.task.prompt if loaded.name == "embedded" else task.prompt
+        task = replace(loaded.task, prompt=prompt)
+    return task
 
 
 def identity_of(path: str) -> str:
@@ -246,68 +322,6 @@ def identity_of(path: str) -> str:
 # ---- generations ---------------------------------------------------------------------------------
 
 
-class Block(NamedTuple):
-    """Some problems of a set, which are sampled, graded and saved together."""
-
-    asked: Asked
-    places: range  # of the problems in the set
-    head: dict  # what all its rows have in common
-
-
-PLACE = itemgetter("model", "weights", "set", "seed", "block")
-
-
-def key_of(row: dict) -> tuple:
-    """What tells a block's rows from those of others."""
-    return *PLACE(row), json.dumps(row["settings"])
-
-
-def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
-    """Evaluate every model on every set, into `--out`; then print the table."""
-    paths = model_paths(config.model)
-    asked: dict[str, list[Asked]] = defaultdict(list)  # of each model
-    with fsdp.together(ranks):  # an error here comes before any weights are loaded
-        generate = generator(config)
-        outlines = {path: models.load_outline(path) for path in paths}
-        names = config.bench or [default_set(paths)]
-        sets = load_sets(names, config.data, partial(heldout_set, paths))
-        for path, loaded in itertools.product(paths, sets):
-            asked[path].append(ask(loaded, path, *outlines[path], config))
-    for loaded in sets if ranks.main else []:
-        for note in loaded.notes:
-            print(printable(note))
-    label = "-".join([*paths, *config.bench]).replace("/", "_")[:120]
-    folder = Path(config.out or f"evals/{label}")
-    keys = set()
-    with ExitStack() as at_end:
-        with fsdp.together(ranks):
-            if ranks.main:
-                at_end.enter_context(files.locked_folder(folder))
-            done = finished(folder) if ranks.main else set()
-        done = fsdp.from_main(done, ranks)
-        for path in paths:
-            weights = fsdp.from_main(identity_of(path), ranks)
-            if not weights:
-                raise BadInput(f"--model {path}: the hub's cache does not tell its commit")
-            blocks = blocks_of(path, weights, asked[path], config.seeds)
-            keys |= {key_of(block.head) for block in blocks}
-            todo = [block for block in blocks if key_of(block.head) not in done]
-            if todo:
-                sample_blocks(todo, config, generate, ranks, folder)
-        if ranks.main:
-            print(printable(f"{folder}/"))
-            print_table([row for row in read_generations(folder) if key_of(row) in keys])
-
-
-def generator(config: EvalConfig) -> Callable[..., torch.Tensor]:
-    """The function that generates; raises BadInput for a --use that replaces others."""
-    parts = Parts(sample_step)
-    use(parts, config.use)
-    if config.use and parts.generate is hf_generate:
-        raise BadInput(f"--use {' '.join(config.use)}: changes no evaluation; leave it out")
-    return parts.generate
-
-
 def read_generations(folder: Path) -> list[dict]:
     """The rows of a folder's generations.jsonl; raises BadInput."""
     path = folder / GENERATIONS
@@ -318,7 +332,7 @@ def read_generations(folder: Path) -> list[dict]:
     return rows
 
 
-def finished(folder: Path) -> set[tuple]:
+def finished(folder: Path) -> set[str]:
     """The keys of the blocks that a folder has whole; rows of others are removed from it."""
     if not (folder / GENERATIONS).exists():
         return set()
@@ -329,40 +343,21 @@ def finished(folder: Path) -> set[tuple]:
     return set(map(key_of, rows))
 
 
-def blocks_of(path: str, weights: str, sets: list[Asked], seeds: Sequence[int]) -> list[Block]:
-    """All blocks of what a model is asked, in the order of their rows."""
-    blocks = []
-    for asked, seed in itertools.product(sets, dict.fromkeys(seeds)):
-        count = asked.settings["problems"]
-        size = max(1, asked.settings["block"] // asked.settings["k"])
-        for number, start in enumerate(range(0, count, size)):
-            places = range(start, min(start + size, count))
-            head = {
-                "model": path,
-                "weights": weights,
-                "set": asked.name,
-                "settings": asked.settings,
-                "seed": seed,
-                "block": number,
-                "of": len(places) * asked.settings["k"],
-            }
-            blocks.append(Block(asked, places, head))
-    return blocks
-
-
 def sample_blocks(
+    path: str,
     todo: list[Block],
     config: EvalConfig,
-    generate: Callable[..., torch.Tensor],
+    generate: Callable[..., Tensor],
     ranks: Ranks,
     folder: Path,
 ) -> None:
     """Sample and grade blocks of a model, one per rank at a time; rank 0 appends their rows."""
-    path = todo[0].head["model"]
-    with fsdp.together(ranks):
-        model = models.load_model(path, ranks.device, todo[0].asked.tokenizer).eval()
+    if not todo:
+        return
+    with fsdp.raise_together(ranks):
+        model = models.load_model(path, ranks.device, todo[0].tokenizer).eval()
     models.round_weights(model, getattr(torch, config.dtype))
-    for first in tqdm(range(0, len(todo), ranks.world), path, leave=False, disable=None):
+    for first in tqdm(range(0, len(todo), ranks.world), path, leave=False, disable=HIDE_BAR):
         rows = []
         for block in todo[first + ranks.rank :][:1]:
             rows = sample_block(block, model, config, generate)
@@ -372,30 +367,33 @@ def sample_blocks(
 
 
 def sample_block(
-    block: Block, model: PreTrainedModel, config: EvalConfig, generate: Callable[..., torch.Tensor]
+    block: Block, model: PreTrainedModel, config: EvalConfig, generate: Callable[..., Tensor]
 ) -> list[dict]:
     """The rows of a block, problem by problem.
 
-    Problems with equal limits are sampled together. A problem with a "fault", such as unusable
-    tests, gets no scores, even for truncated responses.
+    Problems with equal limits are sampled together; one whose prompt alone fills the context has
+    truncated responses. A problem with a "fault", such as unusable tests, gets no scores, even for
+    truncated responses.
     """
-    asked, places, head = block
-    key = [head["seed"], head["block"], *asked.name.encode()]
+    settings = block.head["settings"]
+    key = [block.head["seed"], block.head["block"], *block.head["set"].encode()]
     torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1)[0]))
     by_limit = defaultdict(list)  # limit in tokens -> places of problems
-    for place in places:
-        room = max(0, models.context_of(model) - asked.lengths[place])
-        by_limit[int(min(asked.settings["max_tokens"], room))].append(place)
+    for place, asked in enumerate(block.asked):
+        room = max(0, models.context_of(model) - asked.length)
+        by_limit[int(min(settings["max_tokens"], room))].append(place)
     rows = {}
-    for limit, of_limit in sorted(by_limit.items()):
-        answers = iter(answer(asked, of_limit, limit, model, config, generate))
-        for place, sample in itertools.product(of_limit, range(asked.settings["k"])):
-            text, tokens, verdict = next(answers)
-            problem = asked.problems[place]
-            if "fault" in problem:
+    for limit, places in sorted(by_limit.items()):
+        group = [block.asked[place] for place in places]
+        answers = [("", 0, Verdict(0.0, "truncated"))] * (len(group) * settings["k"])
+        if limit:
+            answers = respond(block, group, limit, model, config, generate)
+        for number, (text, tokens, verdict) in enumerate(answers):
+            part, sample = divmod(number, settings["k"])
+            if "fault" in group[part].problem:
                 verdict = Verdict(None, "infra_error")
-            rows[place, sample] = head | {
-                "problem": problem["id"],
+            rows[places[part], sample] = block.head | {
+                "problem": group[part].problem["id"],
                 "sample": sample,
                 "score": verdict.reward,
                 "reason": verdict.reason,
@@ -403,39 +401,36 @@ def sample_block(
                 "limit": limit,
                 "response": text,
             }
-    return [rows[key] for key in sorted(rows)]
+    return [rows[place] for place in sorted(rows)]
 
 
-def answer(
-    asked: Asked,
-    places: list[int],
+def respond(
+    block: Block,
+    group: list[Prompted],
     limit: int,
     model: PreTrainedModel,
     config: EvalConfig,
-    generate: Callable[..., torch.Tensor],
-) -> Iterable[tuple[str, int, Verdict]]:
-    """Text, length and verdict of each response to the problems at some places of a set."""
-    k = asked.settings["k"]
-    if not limit:  # the prompts alone fill the context
-        return [("", 0, Verdict(0.0, "truncated"))] * (len(places) * k)
+    generate: Callable[..., Tensor],
+) -> list[tuple[str, int, Verdict]]:
+    """Text, length and verdict of each response to some problems of a block."""
     batch = config.generate_batch
     if not batch:
-        room = memory.room_gb(model.device) - model.get_memory_footprint() / 1e9
-        longest = max(asked.lengths[place] for place in places)
-        batch = memory.choose_batch(model.config, config, room, longest, limit)
+        room = models.room_gb(model.device) - model.get_memory_footprint() / 1e9
+        longest = max(asked.length for asked in group)
+        batch = models.choose_batch(model.config, config, room, longest, limit)
     rollouts = rollout(
         model,
-        asked.tokenizer,
-        [asked.prompts[place] for place in places],
-        k,
+        block.tokenizer,
+        [asked.prompt for asked in group],
+        block.head["settings"]["k"],
         max_tokens=limit,
         temperature=config.temperature,
-        stops=models.stop_ids(model, asked.tokenizer),
+        stops=models.stop_ids(model, block.tokenizer),
         batch_size=batch,
         generate=generate,
     )
-    verdicts = asked.task.verdicts([asked.problems[place] for place in places], rollouts)
-    return zip(rollouts.texts, rollouts.mask.sum(1).tolist(), verdicts, strict=True)
+    verdicts = block.task.verdicts([asked.problem for asked in group], rollouts)
+    return list(zip(rollouts.texts, rollouts.mask.sum(1).tolist(), verdicts, strict=True))
 
 
 # ---- numbers -------------------------------------------------------------------------------------
@@ -515,31 +510,25 @@ def print_notes(name: str, by_model: dict[str, list[dict]]) -> None:
     before: dict = {}  # the settings of the model before
     for model, rows in by_model.items():
         settings = rows[0]["settings"]
-        warnings = warnings_of(rows)
         if settings != before:
             print(printable(f"{name}: " + " ".join(f"{key}={settings[key]}" for key in settings)))
-            if before:
-                warnings.append("it was asked otherwise than the model before")
-        before = settings
         reasons = Counter(row["reason"] for row in rows).most_common()
         counts = ", ".join(f"{count} {reason}" for reason, count in reasons)
         print(printable(f"  {model}: {len(rows)} responses: {counts}"))
-        for warning in warnings:
-            print(f"    WARNING: {warning}")
-
-
-def warnings_of(rows: list[dict]) -> list[str]:
-    """What the table does not show of a model's rows on a set."""
-    settings = rows[0]["settings"]
-    seeds = {row["seed"] for row in rows}
-    short = {row["problem"] for row in rows if row["limit"] < settings["max_tokens"]}
-    whole = settings["problems"] * settings["k"] * len(seeds)
-    counts = {
-        "responses are missing; the same command makes them": whole - len(rows),
-        "could not be graded, and are in no number": sum(row["score"] is None for row in rows),
-        "problems had a lower limit, to fit the context": len(short),
-    }
-    return [f"{count} {text}" for text, count in counts.items() if count]
+        if before and settings != before:
+            print("    WARNING: it was asked otherwise than the model before")
+        before = settings
+        seeds = {row["seed"] for row in rows}
+        short = {row["problem"] for row in rows if row["limit"] < settings["max_tokens"]}
+        missing = settings["problems"] * settings["k"] * len(seeds) - len(rows)
+        ungraded = sum(row["score"] is None for row in rows)
+        for count, text in (
+            (missing, "responses are missing; the same command makes them"),
+            (ungraded, "could not be graded, and are in no number"),
+            (len(short), "problems had a lower limit, to fit the context"),
+        ):
+            if count:
+                print(f"    WARNING: {count} {text}")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@
     score             rollouts -> old log-probabilities, entropies, last hidden states, in one
                       forward
     group_advantages  rewards (B,) -> A (B,)                    Eq. (1)
-    policy_loss       -min(rho A, clip(rho) A), averaged over all tokens of an optimizer step
+    policy_loss       -min(rho A, clip(rho) A), summed over tokens
     pack              rollouts of many lengths -> micro-batches of a bounded number of tokens
 
 Two things here serve SHEAR: `score` returns the hidden states, and `policy_loss` takes advantages
@@ -26,6 +26,7 @@ Left out: KL penalty and entropy bonus (0 in the paper's recipe), PPO's value fu
 """
 
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -41,6 +42,8 @@ CLIP_LOW, CLIP_HIGH = 0.2, 0.28  # the paper's; DAPO's "clip higher"
 AT_ONCE = 512  # rollouts generated at a time, if nothing else is asked for
 # tokens whose logits exist at a time: 1.2 GB in float32 for a vocabulary of 152,000
 HEAD_CHUNK = 2048
+# progress bars: rank 0's alone, and on a terminal (None) alone
+HIDE_BAR = os.environ.get("RANK", "0") != "0" or None
 
 
 @dataclass(frozen=True)
@@ -169,13 +172,12 @@ def hf_generate(
     temperature: float,
     stops: list[int],
     pad: int,
-    loop: Callable[..., Tensor] | None = None,
     **generate_kwargs: object,
 ) -> Tensor:
     """transformers' `generate`, for any model and device: (b, P) -> (b, T) ids.
 
-    `pad` fills a row after its stop token. `loop` replaces the decoding loop, and `generate_kwargs`
-    go to transformers. `rollout` takes any function of this signature.
+    `pad` fills a row after its stop token; `generate_kwargs` go to transformers. `rollout` takes
+    any function of this signature.
     """
     config = GenerationConfig(
         do_sample=temperature > 0,
@@ -198,7 +200,6 @@ def hf_generate(
             attention_mask=prompt_mask.long(),
             generation_config=config,
             logits_processor=processors,
-            custom_generate=loop,
             **generate_kwargs,
         )
     finally:
@@ -246,7 +247,7 @@ def rollout(
     lengths = prompt_mask.sum(1)  # (B,)
     order = lengths.argsort(stable=True)  # prompts of like length together
     responses = []
-    bar = tqdm(total=len(encoded), desc="generate", unit="rollout", leave=False, disable=None)
+    bar = tqdm(total=len(encoded), desc="generate", unit="rollout", leave=False, disable=HIDE_BAR)
     for rows in order.split(batch_size):
         first = prompt_ids.shape[1] - int(lengths[rows].max())
         response = generate(  # (b, t)
@@ -401,7 +402,7 @@ def score(
     # (B, T) each token's place among the N
     places = (rollouts.mask.flatten().cumsum(0) - 1).view_as(rollouts.mask)
     batches = policy.layout.pack(range(len(rollouts.texts)), rollouts.lengths, micro_tokens)
-    for rows in tqdm(batches, desc="score", leave=False, disable=None):
+    for rows in tqdm(batches, desc="score", leave=False, disable=HIDE_BAR):
         micro_batch = rollouts.take(rows)
         width = micro_batch.ids.shape[1]
         scored = policy(micro_batch, temperature, details=True)
@@ -436,15 +437,14 @@ def policy_loss(
     old_logp: Tensor,
     advantages: Tensor,
     mask: Tensor,
-    n_tokens: int,
     clip_low: float = CLIP_LOW,
     clip_high: float = CLIP_HIGH,
 ) -> tuple[Tensor, dict[str, float]]:
     """Clipped surrogate of one micro-batch: logp, old_logp, mask (b, T); advantages (b,) or (b, T).
 
-    `n_tokens` is the number of response tokens in the whole optimizer step, not in this
-    micro-batch: the losses, and the metrics, of its micro-batches then add up to the step's. The
-    metrics are the share of tokens whose gradient is clipped away and the mean |log rho|.
+    Returns sums over tokens: the loss, and the metrics "clipped", the number of tokens whose
+    gradient is clipped away, and "abs_log_ratio", |log rho|. Whoever adds up the micro-batches of
+    an optimizer step divides once, by the number of tokens in all of them.
     """
     if advantages.dim() == 1:
         advantages = advantages[:, None]  # GRPO: every token of a rollout gets A_i
@@ -452,11 +452,11 @@ def policy_loss(
     ratio = log_ratio.clamp(-20.0, 20.0).exp()  # rho; the clamp keeps exp finite
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
     surrogate = torch.min(ratio * advantages, clipped * advantages)
-    loss = -torch.where(mask, surrogate, 0.0).sum() / n_tokens
+    loss = -torch.where(mask, surrogate, 0.0).sum()
     with torch.no_grad():
         cut = mask & (clipped * advantages < ratio * advantages)  # their gradient is clipped away
         metrics = {
-            "clip_share": cut.sum().item() / n_tokens,
-            "abs_log_ratio": log_ratio.abs().sum().item() / n_tokens,
+            "clipped": float(cut.sum()),
+            "abs_log_ratio": log_ratio.abs().sum().item(),
         }
     return loss, metrics

@@ -85,6 +85,8 @@ KEYS = {  # of the four kinds of tests
 }
 # microseconds of CPU time per period, or "max" for no limit, and the period in microseconds
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
+# progress bars: rank 0's alone, and on a terminal (None) alone
+HIDE_BAR = os.environ.get("RANK", "0") != "0" or None
 BOM = "\ufeff"  # a byte order mark, which no compiler takes for white space
 FUTURE_IMPORT = re.compile(r"^from __future__ .*$", re.M)
 
@@ -136,7 +138,7 @@ def grade_all(grade: Callable, responses: list[str], references: list) -> list[V
         try:
             verdicts = pool.map(lambda pair: grade(*pair), zip(responses, references, strict=True))
             return list(
-                tqdm(verdicts, desc="grade", total=len(responses), leave=False, disable=None)
+                tqdm(verdicts, desc="grade", total=len(responses), leave=False, disable=HIDE_BAR)
             )
         finally:
             pool.shutdown(cancel_futures=True)  # after Ctrl-C, gradings end at their time limit

@@ -2,6 +2,7 @@
 
     shear_weights(hidden, mask, correct)  -> Weighed: omega (G, T), lines 1-16
     shear_advantages(advantages, omega)   -> A omega (G, T), line 18, for the loss
+    algorithm_1(states, advantages, ...)  -> the same as plain loops, to read and to test by
 
 How it differs from plain GRPO, in full:
   1. The rollouts of a group are split by verdict into right and wrong ones.
@@ -15,12 +16,12 @@ anyway).
 
     paper                              | here
     -----------------------------------+------------------------------------------------------------
-    G, T_i, h_t                        | `hidden` (G, T, d) in any float dtype, `mask` (G, T)
+    G, T_i, h_t                        | `hidden` (N, d) or (G, T, d) of any float dtype, `mask`
     w, s, eps                          | `window`, `stride` in tokens; `eps` in units of nbar
     Eq. (2)  S_k = [a_k, b_k], Phat_k  | span_bounds, spans_of
     Eq. (4)  opposing set O_i          | two_sides
     Eq. (3)  the cost ||x - y||        | token_distances
-    Eq. (10) W_eps(P, Q)               | sinkhorn.sinkhorn
+    Eq. (10) W_eps(P, Q)               | w_eps, by sinkhorn.sinkhorn
     Alg. 1 line 10  nbar, Step 2       | mean_norm; first, as eps is in its units
     Alg. 1 line 5   d_k, Step 1        | closest_spans
     Alg. 1 line 14  omega_t, Step 3    | token_weights
@@ -32,10 +33,10 @@ what are lines 5, 14 and 14 here.
 
 h_t is the last layer's state after the final norm, at the position of y_t itself.
 
-`shear_weights` has three hooks, each for a function of its default's signature: `distances`,
-`closest` and `pool`. Training passes these defaults: what stands here is what runs. Whoever wants
-another distance of two spans writes a `Measure` and gives it to `every_pair`, as `closest_spans`
-does. `--use lab.fast` replaces two of them by functions that find the same numbers sooner.
+`shear_weights` has four hooks, each for a function of its default's signature: `cost` of two
+tokens, `measure` of two spans, `closest` span and `pool`. Training passes these defaults: what
+stands here is what runs. Another distance of two spans is another `measure`, and nothing else.
+`--use lab.fast` replaces `cost` and `closest` by functions that find the same numbers sooner.
 
 At eps = 0.05 Eq. (10) carries a floor of up to 0.05 ln(window), even between equal spans whose
 points lie far apart. The paper prints eps log n = 20.8 and not eps; n = 100 in raw units makes it
@@ -55,7 +56,7 @@ Left out: the paper's ablations (`lab/rules/ablations.py`) and many groups at on
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -93,14 +94,12 @@ class Closest(NamedTuple):
     right_to: Tensor  # (K+,) int64, which wrong span
     of_wrong: Tensor  # (K-,) distances
     wrong_to: Tensor  # (K-,) int64, which right span
-    iterations: Tensor | None = None  # of all pairs, if the solver counts them
-    error: Tensor | None = None  # marginal errors of the pairs that were solved
 
 
-Distances = Callable[[Tensor, Tensor], Tensor]  # as `token_distances`
-# Of P pairs of spans: costs (P, n, m), masses (P, n) and (P, m) -> their distances (P,).
-Measure = Callable[[Tensor, Tensor, Tensor], Tensor]
-ClosestHook = Callable[[Tensor, Side, Side, float], Closest]  # as `closest_spans`
+Cost = Callable[[Tensor, Tensor], Tensor]  # as `token_distances`
+Measure = Callable[[Tensor, Tensor, Tensor, float], Tensor]  # as `w_eps`
+ClosestHook = Callable[[Tensor, Side, Side, float, Measure], Closest]  # as `closest_spans`
+Pool = Callable[[Tensor, Spans], Tensor]  # as `token_weights`
 
 
 class Weighed(NamedTuple):
@@ -144,18 +143,18 @@ def spans_of(mask: Tensor, window: int, stride: int) -> Spans:
 
 
 def two_sides(
-    hidden: Tensor, mask: Tensor, correct: Tensor, window: int, stride: int
+    states: Tensor, mask: Tensor, correct: Tensor, window: int, stride: int
 ) -> tuple[Side, Side] | None:
     """Eq. (4): right and wrong rollouts oppose each other; None without both.
 
-    hidden (G, T, d); mask (G, T) and correct (G,) must be bool here.
+    states (N, d) of the mask's tokens, end to end; mask (G, T) and correct (G,) must be bool here.
     """
     sides = []
     for members in (correct, ~correct):
         own = mask & members[:, None]  # (G, T)
         if not own.any():
             return None
-        sides.append(Side(own, hidden[own], spans_of(own, window, stride)))
+        sides.append(Side(own, states[own[mask]], spans_of(own, window, stride)))
     return sides[0], sides[1]
 
 
@@ -180,36 +179,27 @@ def mean_norm(states: Tensor) -> float:
     return max(nbar, TINY)  # all-zero states have all-zero distances; do not divide 0 by 0
 
 
+def w_eps(costs: Tensor, a: Tensor, b: Tensor, eps: float) -> Tensor:
+    """Eq. (10): the distances (P,) of P pairs of spans, in the unit of the costs.
+
+    costs (P, n, m); masses a (P, n) and b (P, m), 0 on padding; eps in the unit of the costs.
+    """
+    return sinkhorn(costs, a, b, eps=eps).value.clamp_min(0.0)  # rounding can leave -1e-9
+
+
 def closest_spans(
-    costs: Tensor,
-    right: Side,
-    wrong: Side,
-    eps: float,
-    *,
-    max_iters: int = 100,
-    tol: float = 1e-3,
+    costs: Tensor, right: Side, wrong: Side, eps: float, measure: Measure = w_eps
 ) -> Closest:
-    """Alg. 1 line 5, Step 1: the closest opposing span of each span, every pair solved.
+    """Alg. 1 line 5, Step 1: the closest opposing span of each span, every pair measured.
 
     costs (N+, N-) are between the tokens of the right and the wrong side; `eps` and the distances
-    returned have their unit. `max_iters` and `tol` are passed to `sinkhorn`.
+    returned have their unit.
     """
-    iterations = []
-    errors = []
-
-    def distance(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """W_eps of P pairs of spans, from their costs (P, n, m) and masses (P, n) and (P, m)."""
-        solved = sinkhorn(blocks, a, b, eps=eps, max_iters=max_iters, tol=tol)
-        iterations.append(solved.iterations)
-        errors.append(solved.error)
-        return solved.value.clamp_min(0.0)  # (P,), Eq. (10); rounding can leave -1e-9
-
-    closest = closest_of(every_pair(costs, right.spans, wrong.spans, distance))
-    return closest._replace(iterations=torch.cat(iterations), error=torch.cat(errors))
+    return closest_of(every_pair(costs, right.spans, wrong.spans, eps, measure))
 
 
-def every_pair(costs: Tensor, right: Spans, wrong: Spans, distance: Measure) -> Tensor:
-    """The distance of each right span from each wrong one, (K+, K-), a tile of pairs at a time."""
+def every_pair(costs: Tensor, right: Spans, wrong: Spans, eps: float, measure: Measure) -> Tensor:
+    """The distances of each right span from each wrong one, (K+, K-), a tile of pairs at a time."""
     rows = len(right.mass)
     columns = len(wrong.mass)
     size = right.mass.shape[1] * wrong.mass.shape[1]  # costs of a pair
@@ -220,7 +210,7 @@ def every_pair(costs: Tensor, right: Spans, wrong: Spans, distance: Measure) -> 
         k = pairs // columns  # (P,)
         l = pairs % columns  # (P,)  # noqa: E741 - the paper's letters
         blocks = costs[right.tokens[k][:, :, None], wrong.tokens[l][:, None]]  # (P, n, m)
-        distances[pairs] = distance(blocks, right.mass[k], wrong.mass[l])
+        distances[pairs] = measure(blocks, right.mass[k], wrong.mass[l], eps)
     return distances.view(rows, columns)
 
 
@@ -252,32 +242,37 @@ def shear_weights(
     window: int = WINDOW,
     stride: int = STRIDE,
     eps: float = EPS,
-    eps_unit: str = "nbar",
-    distances: Distances = token_distances,
+    eps_unit: Literal["nbar", "raw"] = "nbar",
+    cost: Cost = token_distances,
+    measure: Measure = w_eps,
     closest: ClosestHook = closest_spans,
-    pool: Callable[[Tensor, Spans], Tensor] = token_weights,
+    pool: Pool = token_weights,
 ) -> Weighed:
     """Alg. 1 lines 1-16: the token weights omega (G, T) of one group, and what they come from.
 
-    hidden (G, T, d); mask (G, T), 1 on response tokens; correct (G,), true for right rollouts.
-    omega is 1 where the opposing set is empty and 0 where the mask is 0; a rollout whose mask is
-    all 0 is in neither set. `eps` is in units of nbar, or, with `eps_unit` "raw", in the distances'
-    unit, as in the paper. The hooks have the signatures of their defaults; `pool` takes distances
-    in units of nbar. Raises ValueError for a bad window or stride, for a state that is not finite,
-    and, where distances are computed, for eps <= 0.
+    mask (G, T), 1 on response tokens; hidden (N, d), the states of these N tokens end to end, or
+    (G, T, d); correct (G,), true for right rollouts. omega is 1 where the opposing set is empty and
+    0 where the mask is 0; a rollout whose mask is all 0 is in neither set. `eps` is in units of
+    nbar, or, with `eps_unit` "raw", in the costs' unit, as in the paper. The hooks have the
+    signatures of their defaults; `pool` takes distances in units of nbar. Raises ValueError for a
+    bad window or stride, another `eps_unit`, a state that is not finite, and, where distances are
+    computed, for eps <= 0.
     """
+    if eps_unit not in ("nbar", "raw"):
+        raise ValueError(f'eps_unit must be "nbar" or "raw", got {eps_unit!r}')
     span_bounds(0, window, stride)  # raises for a bad window or stride, also without two sides
     mask = mask.bool()
     correct = correct.bool()
+    states = hidden[mask] if hidden.dim() == 3 else hidden  # (N, d)
     omega = mask.float()  # (G, T), Alg. 1 line 16
-    nbar = mean_norm(hidden[mask])  # Alg. 1 line 10, Step 2
-    sides = two_sides(hidden, mask, correct, window, stride)  # Eqs. (2), (4)
+    nbar = mean_norm(states)  # Alg. 1 line 10, Step 2
+    sides = two_sides(states, mask, correct, window, stride)  # Eqs. (2), (4)
     if sides is None:
         return Weighed(omega, nbar, None)
     right, wrong = sides
-    costs = distances(right.states, wrong.states)  # (N+, N-), Eq. (3)
+    costs = cost(right.states, wrong.states)  # (N+, N-), Eq. (3)
     unit = nbar if eps_unit == "nbar" else 1.0
-    nearest = closest(costs, right, wrong, eps * unit)  # Alg. 1 line 5, Step 1
+    nearest = closest(costs, right, wrong, eps * unit, measure)  # Alg. 1 line 5, Step 1
     omega[right.mask] = pool(nearest.of_right / nbar, right.spans)  # Alg. 1 line 14, Step 3
     omega[wrong.mask] = pool(nearest.of_wrong / nbar, wrong.spans)
     return Weighed(omega, nbar, nearest)
@@ -286,3 +281,51 @@ def shear_weights(
 def shear_advantages(advantages: Tensor, omega: Tensor) -> Tensor:
     """Step 4: advantages (G,) of Eq. (1) and weights (G, T) -> token advantages (G, T)."""
     return advantages[:, None] * omega  # Alg. 1 line 18
+
+
+# ---- the same, as the paper lists it -------------------------------------------------------------
+
+
+@torch.no_grad()
+def algorithm_1(
+    states: list[Tensor],
+    correct: list[bool],
+    advantages: list[float],
+    *,
+    window: int = WINDOW,
+    stride: int = STRIDE,
+    eps: float = EPS,
+    measure: Measure = w_eps,
+) -> list[Tensor]:
+    """Algorithm 1 with the loops of the paper's listing: the token advantages of each rollout.
+
+    Takes the states (T_i, d), the verdict and A_i of each of G rollouts; returns (T_i,) each.
+    Nothing trains by it: it solves every pair twice, one at a time. tests/test_shear.py compares
+    the functions above with it. The numbers of the listing's lines stand beside what they say.
+    """
+    nbar = mean_norm(torch.cat(states))  # line 10, Step 2; first, as eps is in its units
+    token_advantages = []
+    for h, is_right, advantage in zip(states, correct, advantages, strict=True):
+        opposing = []  # O_i, Eq. (4): the spans of all rollouts of the other verdict
+        for other, other_is_right in zip(states, correct, strict=True):
+            if other_is_right != is_right:
+                for start, end in span_bounds(len(other), window, stride):
+                    opposing.append(other[start:end])
+        omega = torch.ones(len(h))  # line 16: no rollout opposes this one
+        if opposing:
+            omega = torch.zeros(len(h))
+            for start, end in span_bounds(len(h), window, stride):  # S_k, Eq. (2)
+                # line 5, Step 1: d_k, the distance of S_k from its closest opposing span
+                d = min(span_distance(h[start:end], span, eps * nbar, measure) for span in opposing)
+                for t in range(start, end):
+                    omega[t] = max(omega[t], d / nbar)  # line 14, Step 3
+        token_advantages.append(advantage * omega)  # line 18, Step 4
+    return token_advantages
+
+
+def span_distance(x: Tensor, y: Tensor, eps: float, measure: Measure) -> Tensor:
+    """The distance () of two spans with states (n, d) and (m, d), each uniform on its tokens."""
+    costs = token_distances(x, y)[None]  # (1, n, m), Eq. (3)
+    a = costs.new_full((1, len(x)), 1 / len(x))
+    b = costs.new_full((1, len(y)), 1 / len(y))
+    return measure(costs, a, b, eps)[0]  # Eq. (10)

@@ -11,8 +11,8 @@
     torchrun --nproc_per_node 8 train.py ...                     # ranks started by torchrun
 
 One step, top to bottom in `train_step`:
-  1. Draw problems, sample G responses to each, and grade them.
-  2. Turn verdicts into advantages (Eq. (1)).
+  1. Draw problems, sample G responses to each (rollouts), and grade them.
+  2. Turn rewards into advantages (Eq. (1)).
   3. Score the responses once with the policy that sampled them: old log-probabilities and hidden
      states.
   4. Turn advantages into token advantages (`credit/`): here the methods differ.
@@ -20,7 +20,7 @@ One step, top to bottom in `train_step`:
 Each rank does 1 to 4 for whole groups of its own. In 5 all ranks take each optimizer step together,
 over the rollouts of all.
 
-Flags and their defaults are in `harness/config.py`. A run writes to `runs/NAME/`:
+Flags and their defaults are in `base/config.py`. A run writes to `runs/NAME/`:
     config.json                  the resolved flags
     metrics.jsonl                a row per step, one before training and one after it
     samples.jsonl                a group per step, with token weights
@@ -35,25 +35,36 @@ import math
 import statistics
 import sys
 
-from harness.config import Config, check_inputs, end_on_mistakes, parse_train
+from base.config import Config, end_on_mistakes, parse_train
+from harness.command import check_inputs
 
 if __name__ == "__main__":
     end_on_mistakes(check_inputs)  # the imports below take seconds
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
+from base import files
+from base.errors import RunFailed
 from credit.batch import Batch
 from credit.measures import credit_vs_first_error, reason_shares, sample_rows, step_metrics
-from credit.rules import assign_credit, find
-from grpo import policy_loss
-from harness import checkpoint, files, fsdp, log
+from credit.rules import assign_credit
+from grpo import HIDE_BAR, group_advantages, policy_loss
+from harness import checkpoint, fsdp, log
 from harness.command import interruptible, run_command
-from harness.load import give_lessons, load_run, resolve
-from harness.run import Ranks, Run, seed_of
-from harness.sampling import check_policy, check_verdicts, sample_and_grade
-from tasks.errors import RunFailed
-from tasks.plug import options_of
+from harness.fsdp import Ranks
+from harness.run import (
+    Run,
+    check_policy,
+    check_verdicts,
+    load_run,
+    resolve,
+    sample,
+    seed_of,
+    start_run,
+    warm_up_policy,
+)
 
 
 @run_command
@@ -75,49 +86,40 @@ def train(config: Config, ranks: Ranks) -> None:
 
     After Ctrl-C the current step is finished and saved, and KeyboardInterrupt is raised.
     """
-    run = load_run(config, ranks)
-    with log.open_folder(run):
-        give_lessons(run)
-        prepare_rule(run)
-        fsdp.shard(run)  # FSDP: what is trained lies over all ranks, a whole copy samples
-        if config.resume:
+    loaded = load_run(config, ranks)
+    with log.open_folder(loaded) as folder:
+        warm_up_policy(loaded, folder)
+        run = start_run(loaded, folder)  # FSDP: what is trained lies over all ranks
+        if run.config.resume:
             before = checkpoint.restore(run)
         else:
             before = evaluate(run)
-            if ranks.main:
-                log.write_evaluation(run, "before", before)
-                log.print_results(before=before)
-        steps = run.config.steps
-        todo = range(run.context.step, steps)
-        bar = tqdm(todo, initial=todo.start, total=steps, desc="steps", leave=False, disable=None)
-        with interruptible(run):
-            for step in bar:
-                metrics, samples = train_step(run, step)
-                check_policy(run, step)
-                log.log_step(run, metrics, samples)
-                # all ranks end after the same step
-                interrupted = any(fsdp.gather(run.interrupted, ranks))
-                if interrupted or is_due(step, steps, run.config.save_every):
-                    checkpoint.save(run, step + 1)
-                if interrupted:
-                    raise KeyboardInterrupt
+            log.log_evaluation(run, before=before)
+        take_steps(run)
         after = evaluate(run)
         if ranks.main:
-            with files.whole_folder(run.folder / "model") as draft:
-                run.parts.save_model(run.context.policy.model, run.context.tokenizer, draft)
-            log.write_evaluation(run, "after", after)
-            log.print_results(before=before, after=after)
-            log.print_end(run, before, after)
+            with files.whole_folder(folder / "model") as draft:
+                run.hooks.save_model(run.context.policy.model, run.context.tokenizer, draft)
+        log.log_evaluation(run, before=before, after=after)
+        log.print_end(run, before, after)
 
 
-def prepare_rule(run: Run) -> None:
-    """Let the credit rule load what it needs, or refuse the run; raises BadInput, on all ranks."""
-    config = run.config
-    rule = find(config.method)
-    if rule.prepare:
-        with fsdp.together(run.ranks):
-            options = options_of(rule.credit, config.method_option, f"--method {config.method}")
-            rule.prepare(run, **options)
+def take_steps(run: Run) -> None:
+    """Take, log and save the steps that are left; raises KeyboardInterrupt after Ctrl-C's step."""
+    steps = run.config.steps
+    todo = range(run.context.step, steps)
+    bar = tqdm(todo, "steps", initial=todo.start, total=steps, leave=False, disable=HIDE_BAR)
+    with interruptible(run):
+        for step in bar:
+            metrics, samples = train_step(run, step)
+            check_policy(run, step)
+            log.log_step(run, metrics, samples)
+            # all ranks end after the same step
+            interrupted = any(fsdp.gather(run.interrupted, run.ranks))
+            if interrupted or is_due(step, steps, run.config.save_every):
+                checkpoint.save(run, step + 1)
+            if interrupted:
+                raise KeyboardInterrupt
 
 
 def is_due(step: int, steps: int, every: int) -> bool:
@@ -136,35 +138,44 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     """
     config = run.config
     context = run.context
-    clock = log.Clock(run.ranks.device)
+    ranks = run.ranks
+    clock = log.Clock(ranks.device)
     context.step = step
-    torch.manual_seed(seed_of(config.seed, step, run.ranks.rank))
-    problems, rollouts, verdicts = run.parts.sample(run, step, clock)  # this rank's
-    batch = Batch.of(rollouts, verdicts, problems)  # A (b,), Eq. (1)
-    batch = score_and_credit(run, batch, clock)  # with token advantages (b, T)
-    batch = Batch.cat(fsdp.gather(batch, run.ranks))  # of all ranks
+    torch.manual_seed(seed_of(config.seed, step, ranks.rank))
+
+    # 1. problems, G responses to each of this rank's, and their verdicts
+    drawn = context.task.draw(step, config.prompts_per_step, config.seed)
+    problems = fsdp.share(drawn, ranks)
+    rollouts = sample(run, problems, config.rollouts_per_prompt, config.temperature)  # ids (b, T)
+    clock.lap("generate")
+    verdicts = context.task.verdicts(problems, rollouts)
+    clock.lap("grade")
+
+    # 2. Eq. (1)
+    batch = Batch.of(rollouts, verdicts, problems)  # rewards (b,)
+    batch.advantages = group_advantages(batch.rewards, batch.group_size)  # (b,)
+
+    # 3. and 4. old log-probabilities, hidden states, and token advantages (b, T) from them
+    batch = score_and_credit(run, batch, clock)
+
+    # 5. all ranks together, over the rollouts of all
+    batch = gather_batch(batch, drawn, ranks)  # (B, T)
     clock.lap("wait")
-    check_verdicts(run, step, batch, verdicts)
+    check_verdicts(batch, verdicts, step, ranks)
     updates = update(run, batch, step)
-    checksum = fsdp.refresh(run)  # new weights to the policy that samples
+    checksum = fsdp.refresh(run.trained, context.policy, ranks)  # the new weights sample
     clock.lap("train")
-    if run.ranks.device.type == "cuda":
-        updates["peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)  # so far, of rank 0
-    if checksum is not None:
-        updates["checksum"] = checksum
-    of_batch = {}
+
+    metrics: dict = {"step": step + 1}
     samples = []
-    if run.ranks.main:
-        of_batch = step_metrics(batch)
-        weights = {config.method: batch.weights}  # (B, T)
-        groups = [batch.first_mixed or 0]  # those whose rollouts are written
-        if config.keep_samples:
-            groups = list(range(len(batch.problems)))
-        for group in groups:
-            samples += sample_rows(step, context.tokenizer, context.task, batch, weights, group)
+    if ranks.main:
+        metrics |= step_metrics(batch)
+        samples = samples_of(run, batch, step)
     clock.lap("measure")
     context.step = step + 1  # steps done
-    return {"step": step + 1} | of_batch | updates | run.extra | {"seconds": clock.laps}, samples
+    if checksum is not None:
+        updates["checksum"] = checksum
+    return metrics | updates | {"seconds": clock.laps}, samples
 
 
 def score_and_credit(run: Run, batch: Batch, clock: log.Clock) -> Batch:
@@ -173,85 +184,118 @@ def score_and_credit(run: Run, batch: Batch, clock: log.Clock) -> Batch:
     A few whole groups are taken at a time, because the hidden states of the whole batch would not
     fit in memory.
     """
-    config = run.config
     blocks = []
     for block in batch.blocks():
-        scores = run.context.score(block.rollouts, keep_hidden=find(config.method).needs_states)
+        scores = run.context.score(block.rollouts, keep_hidden=run.rule.needs_states)
         block.log_probs = scores.log_probs  # (b, T)
         block.entropies = scores.entropies  # (b, T)
         block.hidden = scores.hidden  # (n, d)
         clock.lap("score")
-        block.token_advantages = assign_credit(block, run.context, config)  # <- methods differ here
+        block.token_advantages = assign_credit(run.rule, block, run.context)  # <- methods differ
         block.hidden = None
         blocks.append(block)
         clock.lap("weights")
-    return Batch.cat(blocks)
+    return Batch.cat(blocks, batch.problems)
+
+
+def gather_batch(batch: Batch, problems: list[dict], ranks: Ranks) -> Batch:
+    """The batch of all ranks. Their `problems`, which may hold many tests, are not sent."""
+    batch.problems = []
+    return Batch.cat(fsdp.gather(batch, ranks), problems)
+
+
+def samples_of(run: Run, batch: Batch, step: int) -> list[dict]:
+    """The rows of a step for samples.jsonl: of the first mixed group, or of all groups."""
+    groups = [batch.first_mixed or 0]
+    if run.config.keep_samples:
+        groups = list(range(len(batch.problems)))
+    weights = {run.config.method: batch.weights}  # (B, T)
+    rows = []
+    for group in groups:
+        rows += sample_rows(step, run.context.tokenizer, run.context.task, batch, weights, group)
+    return rows
+
+
+# ---- the updates of a step -----------------------------------------------------------------------
 
 
 def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
     """Take one batch's optimizer steps; returns the mean of their metrics.
 
-    Every rank holds the whole batch, and computes its part of a mini-batch in as many micro-batches
-    as the other ranks. Raises RunFailed if no step has a finite loss and gradient.
+    A step whose loss or gradient is not finite is skipped; raises RunFailed if all are.
     """
     config = run.config
-    drops_uncredited = find(config.method).drops_uncredited
     taken = []  # metrics of the optimizer steps that were taken
     skipped = 0  # how many were not
-    for minibatch in batch.minibatches(config.prompts_per_update, config.seed, step):  # (m,)
-        # without rows whose token advantages are all 0, as in groups of equal rewards
-        rows = minibatch[batch.token_advantages[minibatch].any(1).cpu()]
-        counted = rows if drops_uncredited else minibatch  # rows whose tokens divide the loss
-        n_tokens = max(1, int(batch.mask[counted].sum()))  # one count for the whole optimizer step
-        sums = dict(loss=0.0, clip_share=0.0, abs_log_ratio=0.0)
+    for rows in batch.minibatches(config.prompts_per_update, config.seed, step):  # (m,)
         run.optimizer.zero_grad()
-        dealt = fsdp.deal(
-            rows.tolist(),
-            batch.rollouts.lengths,
-            config.micro_tokens,
-            run.ranks,
-            run.trained.layout.pack,
-        )
-        for own_rows, is_filler in dealt:
-            micro_batch = batch.rollouts.take(own_rows)
-            width = micro_batch.ids.shape[1]
-            new_log_probs = run.trained(micro_batch, run.context.temperature).log_probs  # (b, t)
-            old_log_probs = batch.log_probs[own_rows, :width]  # (b, t)
-            advantages = batch.token_advantages[own_rows, :width]  # (b, t)
-            if is_filler:  # this rank has no work left, and runs in step with the others
-                advantages = torch.zeros_like(advantages)
-            loss, metrics = policy_loss(
-                new_log_probs,
-                old_log_probs,
-                advantages,
-                micro_batch.mask,
-                n_tokens,
-                config.clip_low,
-                config.clip_high,
-            )
-            (loss * run.ranks.world).backward()  # FSDP takes the mean over the ranks
-            metrics["loss"] = loss.item()
-            if not is_filler:
-                sums = {name: sums[name] + metrics[name] for name in sums}
-        sums = fsdp.total(sums, run.ranks)
-        # its mean is over the tokens that were computed; `n_tokens` may count others
-        sums["abs_log_ratio"] *= n_tokens / max(1, int(batch.mask[rows].sum()))
+        metrics = backward(run, batch, rows)
         norm = torch.nn.utils.clip_grad_norm_(run.trained.parameters(), config.max_grad_norm)
-        sums["grad_norm"] = fsdp.full(norm).item()
-        if math.isfinite(sums["loss"]) and math.isfinite(sums["grad_norm"]):
+        metrics["grad_norm"] = fsdp.full(norm).item()
+        if math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"]):
             run.optimizer.step()
-            taken.append(sums)
+            taken.append(metrics)
         else:
             skipped += 1
     run.optimizer.zero_grad()  # otherwise gradients would occupy memory during sampling
     if not taken:
         raise RunFailed(f"step {step + 1}: no update had a finite loss and gradient; lower --lr")
-    mean = {}
-    for name in taken[0]:
-        mean[name] = sum(metrics[name] for metrics in taken) / len(taken)
+    mean = {name: statistics.fmean(metrics[name] for metrics in taken) for name in taken[0]}
     # The log-ratio is the first mini-batch's: there the policy still is the one that sampled, so it
     # must be 0, up to rounding.
-    return mean | {"abs_log_ratio": taken[0]["abs_log_ratio"], "skipped": skipped}
+    mean |= {"abs_log_ratio": taken[0]["abs_log_ratio"], "skipped": skipped}
+    if run.ranks.device.type == "cuda":
+        mean["peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)  # so far, of rank 0
+    return mean
+
+
+def backward(run: Run, batch: Batch, rows: Tensor) -> dict[str, float]:
+    """The gradient of one mini-batch, rows (m,) of the batch; returns its loss and metrics.
+
+    Every rank holds the whole batch, and computes its part in as many micro-batches as the other
+    ranks.
+    """
+    # without rows whose token advantages are all 0, as in groups of equal rewards
+    credited = rows[batch.token_advantages[rows].any(1).cpu()]
+    n_tokens = max(1, int(batch.mask[rows].sum()))  # one count for the whole optimizer step
+    sums = {"loss": 0.0, "clipped": 0.0, "abs_log_ratio": 0.0}
+    micro_batches = fsdp.own_micro_batches(
+        credited.tolist(),
+        batch.rollouts.lengths,
+        run.config.micro_tokens,
+        run.ranks,
+        run.trained.layout.pack,
+    )
+    for own_rows, is_filler in micro_batches:  # rows (b,)
+        loss, metrics = micro_batch_loss(run, batch, own_rows)
+        # FSDP takes the mean over the ranks; a rank without work runs in step with the others
+        weight = 0 if is_filler else run.ranks.world
+        (loss * weight / n_tokens).backward()
+        if not is_filler:
+            metrics["loss"] = loss.item()
+            sums = {name: sums[name] + metrics[name] for name in sums}
+    sums = fsdp.total(sums, run.ranks)
+    return {
+        "loss": sums["loss"] / n_tokens,
+        "clip_share": sums["clipped"] / n_tokens,
+        # the mean over the tokens that were computed
+        "abs_log_ratio": sums["abs_log_ratio"] / max(1, int(batch.mask[credited].sum())),
+    }
+
+
+def micro_batch_loss(run: Run, batch: Batch, rows: Tensor) -> tuple[Tensor, dict[str, float]]:
+    """`policy_loss` of some rows (b,) of the batch under the policy that is trained."""
+    config = run.config
+    rollouts = batch.rollouts.take(rows)
+    width = rollouts.ids.shape[1]
+    return policy_loss(
+        run.trained(rollouts, run.context.temperature).log_probs,  # (b, t), with gradient
+        batch.log_probs[rows, :width],
+        batch.token_advantages[rows, :width],
+        rollouts.mask,
+        config.clip_low,
+        config.clip_high,
+    )
 
 
 # ---- evaluation ----------------------------------------------------------------------------------
@@ -266,26 +310,26 @@ def evaluate(run: Run) -> dict:
     """
     config = run.config
     ranks = run.ranks
-    tokenizer = run.context.tokenizer
     task = run.context.task
-    group_size = config.rollouts_per_prompt
-    clock = log.Clock(ranks.device)
     torch.manual_seed(seed_of(config.seed, rank=ranks.rank))
     heldout = fsdp.share(task.heldout, ranks)
-    problems = fsdp.share(task.heldout[: config.eval_groups], ranks)
-    _, greedy = sample_and_grade(run, heldout, count=1, temperature=0.0, clock=clock)
-    rollouts, verdicts = sample_and_grade(run, problems, group_size, config.temperature, clock)
+    greedy = task.verdicts(heldout, sample(run, heldout, count=1, temperature=0.0))
+    chosen = task.heldout[: config.eval_groups]
+    problems = fsdp.share(chosen, ranks)
+    rollouts = sample(run, problems, config.rollouts_per_prompt, config.temperature)
+    verdicts = task.verdicts(problems, rollouts)
     credit_report = {}
     if task.first_error:
         batch = Batch.of(rollouts, verdicts, problems)
-        batch = score_and_credit(run, batch, clock)
-        batch = Batch.cat(fsdp.gather(batch, ranks))
-        credit_report = credit_vs_first_error(tokenizer, task, batch, config.method)
+        batch.advantages = group_advantages(batch.rewards, batch.group_size)
+        batch = score_and_credit(run, batch, log.Clock(ranks.device))
+        batch = gather_batch(batch, chosen, ranks)
+        credit_report = credit_vs_first_error(run.context.tokenizer, task, batch, config.method)
     greedy = fsdp.gather_items(greedy, ranks)
     verdicts = fsdp.gather_items(verdicts, ranks)
     length = statistics.median(fsdp.gather_items(rollouts.mask.sum(1).tolist(), ranks))
     return (
-        log.accuracies(greedy, verdicts, group_size)
+        log.accuracies(greedy, verdicts, config.rollouts_per_prompt)
         | {"length": length}
         | reason_shares([verdict.reason for verdict in verdicts])
         | credit_report

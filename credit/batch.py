@@ -1,9 +1,11 @@
 """What a credit method sees: a batch of rollouts with rewards, and the context of the run.
 
-    Batch.of(rollouts, ...)  a batch before it is scored
-    batch.blocks()           its parts, each of a few whole groups: they are scored and get credit
-    Batch.cat(blocks)        one batch again
-    Context                  policy, tokenizer, task and settings
+    Batch.of(rollouts, ...)   graded rollouts, before they have advantages and are scored
+    batch.blocks()            its parts, each of a few whole groups: they are scored and get credit
+    Batch.cat(blocks, ...)    one batch again
+    batch.groups()            the groups of a block, with hidden states: a `Group` each
+    Context                   policy, tokenizer, task and settings
+    tokens_of(...)            the text of each sampled token, without encoding it again
 
 The hidden states of all rollouts would not fit in memory: for 4,096 rollouts of 3,000 tokens, a 7B
 model's states take 88 GB. They exist for one block at a time, and only (B, T) tensors leave it.
@@ -13,16 +15,15 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from credit.settings import Shear
-from credit.tokens import tokens_of
-from grpo import Policy, Rollouts, Scores, cat_padded, group_advantages, score, to_padded
+from base.config import Shear
+from grpo import Policy, Rollouts, Scores, cat_padded, decode, score
 from rewards import Verdict, rewards_of
 from tasks.task import FirstError, Task
 
@@ -42,7 +43,7 @@ class Context:
     temperature: float  # at which the policy sampled
     micro_tokens: int  # tokens per forward pass
     step: int = 0  # steps done
-    # hooks of `shear.shear_weights` that take the place of the plain functions
+    # arguments of `shear.shear_weights` that take the place of its plain functions
     hooks: dict[str, Callable] = field(default_factory=dict)
     # what a rule's `prepare` keeps for it
     kept: dict[str, Any] = field(default_factory=dict)
@@ -67,6 +68,15 @@ def effective_weights(token_advantages: Tensor, advantages: Tensor, mask: Tensor
     return torch.where(scale != 0, token_advantages / scale, 1.0) * mask
 
 
+class Group(NamedTuple):
+    """The rollouts of one problem, and their states."""
+
+    rows: slice  # of the batch
+    states: Tensor  # (n, d), of the n response tokens, end to end
+    mask: Tensor  # (G, T) bool, the response tokens
+    correct: Tensor  # (G,) bool, the right rollouts
+
+
 @dataclass
 class Batch:
     """B rollouts and all that a method may know of them; the rollouts of a group are adjacent."""
@@ -86,7 +96,7 @@ class Batch:
 
     @classmethod
     def of(cls, rollouts: Rollouts, verdicts: list[Verdict], problems: list[dict]) -> "Batch":
-        """A batch before it is scored; `problems` has one per group.
+        """Graded rollouts, without advantages; `problems` has one per group.
 
         The mask of a rollout without a verdict is emptied, so it is on no side of its group and in
         no loss.
@@ -94,19 +104,21 @@ class Batch:
         rewards = torch.tensor(rewards_of(verdicts), device=rollouts.ids.device).float()  # (B,)
         rollouts = replace(rollouts, mask=rollouts.mask & ~rewards.isnan()[:, None])
         group_size = len(verdicts) // len(problems)
-        advantages = group_advantages(rewards, group_size)  # (B,), Eq. (1)
         reasons = [verdict.reason for verdict in verdicts]
-        return cls(rollouts, rewards, advantages, group_size, problems, reasons)
+        return cls(rollouts, rewards, NOT_SCORED, group_size, problems, reasons)
 
     @classmethod
-    def cat(cls, batches: Sequence["Batch"]) -> "Batch":
-        """One batch of scored blocks, or of the batches of all ranks, without hidden states."""
+    def cat(cls, batches: Sequence["Batch"], problems: list[dict]) -> "Batch":
+        """One batch of scored blocks, or of the batches of all ranks, without hidden states.
+
+        `problems` are those of all of them, one per group.
+        """
         whole = cls(
             Rollouts.cat([batch.rollouts for batch in batches]),
             torch.cat([batch.rewards for batch in batches]),
             torch.cat([batch.advantages for batch in batches]),
             batches[0].group_size,
-            [problem for batch in batches for problem in batch.problems],
+            problems,
             [reason for batch in batches for reason in batch.reasons],
             log_probs=cat_padded([batch.log_probs for batch in batches]),
             entropies=cat_padded([batch.entropies for batch in batches]),
@@ -129,7 +141,7 @@ class Batch:
                 starts.append(group)
                 held = 0
             held += tokens
-        for start, end in pairwise([*starts, len(self.problems)]):
+        for start, end in pairwise([*starts, len(self.group_tokens)]):
             rows = slice(start * self.group_size, end * self.group_size)
             yield Batch(
                 self.rollouts.take(torch.arange(rows.start, rows.stop)),
@@ -145,21 +157,17 @@ class Batch:
 
         The groups are shuffled by (seed, step).
         """
-        starts = [self.group_size * group for group in range(len(self.problems))]
+        starts = list(range(0, len(self.rewards), self.group_size))
         random.Random(f"minibatches {seed} {step}").shuffle(starts)
         for first in range(0, len(starts), groups):
             chosen = torch.tensor(starts[first : first + groups])[:, None]  # (groups, 1)
             yield (chosen + torch.arange(self.group_size)).flatten()
 
-    def groups(self) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
-        """Each group's rows, states (G, T, d), mask (G, T) bool and right rollouts (G,) bool.
-
-        States are 0 outside of the mask.
-        """
+    def groups(self) -> Iterator[Group]:
+        """Each group of a batch that keeps its states."""
         for number, states in enumerate(self.states.split(self.group_tokens)):  # (n, d) each
-            group = slice(number * self.group_size, (number + 1) * self.group_size)
-            mask = self.mask[group]
-            yield group, to_padded(states, mask), mask, self.correct[group]
+            rows = slice(number * self.group_size, (number + 1) * self.group_size)
+            yield Group(rows, states, self.mask[rows], self.correct[rows])
 
     @property
     def mask(self) -> Tensor:
@@ -183,8 +191,9 @@ class Batch:
 
     @property
     def states(self) -> Tensor:
-        """(N, d), the hidden states of a batch that keeps them."""
-        assert self.hidden is not None  # the method's entry needs "states"
+        """(N, d), the hidden states; raises ValueError for a batch that does not keep them."""
+        if self.hidden is None:
+            raise ValueError("no hidden states are kept: enter the rule with needs_states=True")
         return self.hidden
 
     @property
@@ -245,3 +254,36 @@ class Batch:
         if not self.rollouts.truncated[row]:
             tokens = tokens[:-1]  # without the stop token
         return task.first_error(self.problem_of(row), tokens)
+
+
+# ---- the text of sampled tokens ------------------------------------------------------------------
+
+
+def char_starts(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[int]:
+    """Where in the text of `ids` each token starts.
+
+    With these, what is found in a text is found in the sampled ids. Several byte-level tokens may
+    be parts of one character; each of them starts where the character does, and so does the token
+    after bytes that are not a character.
+    """
+    starts = []
+    whole, shown = 0, 0  # tokens ids[:whole] are whole characters, `shown` of them
+    context = 0  # a token before, as some tokenizers drop the space of a text's first one
+    for end in range(1, len(ids) + 1):
+        starts.append(shown)
+        text = decode(tokenizer, ids[context:end])
+        # otherwise the character goes on, up to four bytes
+        if not text.endswith("\ufffd") or end - whole > 4:
+            shown += len(text) - len(decode(tokenizer, ids[context:whole]))
+            context, whole = whole, end
+    return starts
+
+
+def tokens_of(tokenizer: PreTrainedTokenizerBase, rollouts: Rollouts, row: int) -> list[str]:
+    """The text of each response token of a rollout, which together are its text.
+
+    A character of several tokens belongs to the last one.
+    """
+    ids = rollouts.ids[row][rollouts.mask[row]].tolist()
+    text = decode(tokenizer, ids)
+    return [text[start:end] for start, end in pairwise([*char_starts(tokenizer, ids), len(text)])]

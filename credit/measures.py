@@ -5,8 +5,7 @@
     credit_vs_first_error  what an evaluation reports of credit, where a task knows first errors
 
 These numbers describe credit, and do not say which is better: uniform credit (GRPO) has an
-effective share of 1 and an AUC of one half. Left out: other measures of where credit went
-(`lab/studies/where.py`).
+effective share of 1 and an AUC of one half.
 """
 
 import numpy as np
@@ -14,10 +13,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from credit.batch import Batch
-from credit.tokens import tokens_of
+from base.errors import printable
+from credit.batch import Batch, tokens_of
 from grpo import Rollouts
-from tasks.errors import printable
 from tasks.task import Task
 
 
@@ -153,6 +151,21 @@ def auc(high: Tensor, low: Tensor) -> float:
     ranks = rank[place[: len(high)]].double().sum().item()
     pairs = ranks - len(high) * (len(high) + 1) / 2  # won, without those of two of `high`
     return pairs / (len(high) * len(low))
+
+
+def auc_matched(values: Tensor, high: Tensor, low: Tensor) -> float | None:
+    """`auc` over the pairs of a token of `high` and one of `low` at the same position.
+
+    No weight gains here by growing with position. Values and the boolean `high` and `low`, which
+    have no token in common, are (B, T). Returns None if there is no such pair.
+    """
+    won = pairs = 0.0
+    for column, ups, downs in zip(values.T, high.T, low.T, strict=True):  # (B,) each
+        count = int(ups.sum()) * int(downs.sum())
+        if count:
+            won += count * auc(column[ups], column[downs])
+            pairs += count
+    return won / pairs if pairs else None
 
 
 def worked_example(

@@ -1,8 +1,9 @@
 """Credit rules: from advantages A (B,) to token advantages (B, T). Here the methods differ.
 
-    assign_credit(batch, context, Credit("grpo"))   ->  A_i on every token
-    assign_credit(batch, context, Credit("shear"))  ->  A_i omega_t, Alg. 1 line 18 of 2604.23318
-    @rule(name, about)                              enters a function: `--method` takes its name
+    with_options(Credit("shear"))        -> the Rule of --method and --method-option
+    assign_credit(rule, batch, context)  -> A_i on every token (grpo), or A_i omega_t (shear,
+                                            Alg. 1 line 18 of 2604.23318)
+    @rule(name, about)                   enters a function: `--method` takes its name
 
 A rule is one function of a `credit.batch.Batch` and its `Context`. Its keyword arguments, each with
 a default, are its options (`--method-option NAME=VALUE`). It may run further forward passes, and
@@ -15,14 +16,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from base.config import Credit
+from base.errors import BadInput
+from base.options import look_up, options_of
 from credit.batch import Batch, Context
-from credit.settings import Credit
-from shear import Weighed, closest_spans, shear_advantages, shear_weights
-from tasks.errors import BadInput
-from tasks.plug import look_up, options_of
+from shear import Weighed, shear_advantages, shear_weights
+from sinkhorn import take_counts
 
 
 class Rule(NamedTuple):
@@ -31,9 +34,8 @@ class Rule(NamedTuple):
     credit: Callable[..., Tensor]  # (batch, context, **options) -> token advantages (B, T)
     about: str
     needs_states: bool = False  # the last layer's hidden states are kept for it
-    weighs: bool = True  # it multiplies A by weights; otherwise its advantages' signs may differ
-    drops_uncredited: bool = False  # the loss is a mean over only the rollouts that get credit
-    # (run, **options): before the first step; it may load something, or raise BadInput
+    # (loaded, folder, **options): before the first step; it may load something, make it in the
+    # run's folder, or raise BadInput
     prepare: Callable[..., None] | None = None
 
 
@@ -43,7 +45,6 @@ RULES: dict[str, Rule] = {}
 def rule(name: str, about: str, **facts: Any) -> Callable:
     """Enter a function in RULES under a name, with a sentence and the `facts` of `Rule`.
 
-    `credit.settings.method_names` reads the name in the file's text, so it must be written out.
     Raises BadInput for a name that another rule has.
     """
 
@@ -61,11 +62,17 @@ def find(name: str, modules: Sequence[str] = ()) -> Rule:
     return look_up(RULES, "rules", "--method", name, modules)
 
 
-def assign_credit(batch: Batch, context: Context, credit: Credit) -> Tensor:
-    """Token advantages (B, T) of a rule with its options, 0 outside of the mask."""
-    credit_of = find(credit.method).credit
-    options = options_of(credit_of, credit.method_option, f"--method {credit.method}")
-    token_advantages = credit_of(batch, context, **options)  # (B, T)
+def with_options(credit: Credit, modules: Sequence[str] = ()) -> Rule:
+    """The rule of --method, its functions bound to the options given; raises BadInput."""
+    rule = find(credit.method, modules)
+    options = options_of(rule.credit, credit.method_option, f"--method {credit.method}")
+    prepare = partial(rule.prepare, **options) if rule.prepare else None
+    return rule._replace(credit=partial(rule.credit, **options), prepare=prepare)
+
+
+def assign_credit(rule: Rule, batch: Batch, context: Context) -> Tensor:
+    """Token advantages (B, T) of a rule, 0 outside of the mask."""
+    token_advantages = rule.credit(batch, context)  # (B, T)
     return torch.where(batch.mask, token_advantages.detach(), 0.0)
 
 
@@ -81,42 +88,42 @@ def grpo(batch: Batch, context: Context) -> Tensor:
     needs_states=True,
 )
 def shear(batch: Batch, context: Context, **hooks: Callable) -> Tensor:
-    """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318, or with other `hooks`."""
+    """A_t = A omega_t: SHEAR, Algorithm 1 of arXiv 2604.23318.
+
+    `hooks` are those of `shear.shear_weights`: another `measure`, `pool`, `cost` or `closest`.
+    """
     omega = []
-    for _, hidden, mask, correct in batch.groups():
-        weighed = weigh(context, hidden, mask, correct, **hooks)  # Alg. 1 lines 1-16
+    for _, states, mask, correct in batch.groups():
+        weighed = weigh(context, states, mask, correct, **hooks)  # Alg. 1 lines 1-16
         omega.append(weighed.omega)  # (G, T)
         log_distances(batch, context, weighed, mask)
     return shear_advantages(batch.advantages, torch.cat(omega))  # Alg. 1 line 18, Step 4
 
 
 def weigh(
-    context: Context, hidden: Tensor, mask: Tensor, correct: Tensor, **hooks: Callable
+    context: Context, states: Tensor, mask: Tensor, correct: Tensor, **hooks: Callable
 ) -> Weighed:
     """`shear.shear_weights` of a group, with the run's settings, and its hooks or other `hooks`."""
     settings = context.shear
-    others = context.hooks | hooks  # `distances` and `pool`, where they are not shear.py's
-    closest = others.pop("closest", closest_spans)
+    own: dict[str, Any] = context.hooks | hooks
     return shear_weights(
-        hidden,
+        states,
         mask,
         correct,
         window=settings.window,
         stride=settings.stride,
         eps=settings.eps,
         eps_unit=settings.eps_unit,
-        closest=partial(closest, max_iters=settings.max_iters, tol=settings.tol),
-        **others,
+        **own,
     )
 
 
 def log_distances(batch: Batch, context: Context, weighed: Weighed, mask: Tensor) -> None:
-    """Log nbar, eps in its units, and how well the distances of a group are solved."""
+    """Log nbar, eps in its units, and the share of pairs that the solver left above tolerance."""
     if not mask.any():  # no rollout of the group has a verdict
         return
     batch.log("nbar", torch.tensor(weighed.nbar))
     batch.log("eps_over_nbar", torch.tensor(context.shear.eps_over(weighed.nbar)))
-    closest = weighed.closest
-    if closest and closest.iterations is not None and closest.error is not None:
-        batch.log("sinkhorn_iterations", closest.iterations)
-        batch.log("sinkhorn_error", closest.error)
+    unconverged, solved = take_counts()
+    if solved:
+        batch.add("unconverged", np.array([unconverged, solved]))

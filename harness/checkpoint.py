@@ -26,11 +26,11 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
-from harness import files
-from harness.fsdp import checksum, full, gather, refresh, together
+from base import files
+from base.errors import BadInput, bad_input_on_error
+from harness.fsdp import checksum, full, gather, raise_together, refresh
 from harness.log import HEADER_EVERY, print_header, write_config
 from harness.run import Run
-from tasks.errors import BadInput, bad_input_on_error
 
 # tensors in a file of state/; torch makes a whole file in the host's memory before it writes it
 PER_FILE = 64
@@ -46,7 +46,7 @@ def save(run: Run, step: int) -> None:
     if run.ranks.main:
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
-        run.parts.save_model(run.context.policy.model, run.context.tokenizer, draft / "model")
+        run.hooks.save_model(run.context.policy.model, run.context.tokenizer, draft / "model")
     gather(None, run.ranks)  # until the draft is there
     state = state_of(run)
     file_of = {name: 1 + number // PER_FILE for number, name in enumerate(state)}
@@ -74,7 +74,7 @@ def restore(run: Run) -> dict:
     """
     path, about = files.find_checkpoint(Path(run.config.resume or ""))
     step = about["step"]
-    with together(run.ranks):
+    with raise_together(run.ranks):
         metrics = rows_until(run.folder / "metrics.jsonl", step)
         samples = rows_until(run.folder / "samples.jsonl", step)
         first, *steps = metrics or [{}]
@@ -84,7 +84,7 @@ def restore(run: Run) -> dict:
                 "checkpoint"
             )
     load(path, run)
-    refresh(run)
+    refresh(run.trained, run.context.policy, run.ranks)
     run.context.step = step
     if run.ranks.main:
         print(f"resumed after step {step} from {path}, which {about['ranks']} rank(s) wrote")

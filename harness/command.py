@@ -1,11 +1,11 @@
-"""Running a command: its exit status, Ctrl-C, and one sentence for bad input.
+"""What commands share: the exit status, Ctrl-C, and what is checked before torch is imported.
 
-    @run_command            decorates a command's `main`, which then returns the exit status
-    on_machine(config)      completes the configuration for this machine
-    interruptible(run)      Ctrl-C ends the run after the step that is being taken
+    @run_command         decorates a command's `main`, which then returns the exit status
+    interruptible(run)   Ctrl-C ends the run after the step that is being taken
+    check_inputs()       a run's flags and its file of --data
 
 The status is 0, 1 if the command cannot continue, 2 for bad input, 130 after Ctrl-C. Any other
-error shows Python's traceback.
+error shows Python's traceback. This file imports no torch, so that flags are read at once.
 """
 
 import functools
@@ -16,20 +16,16 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol
 
-import torch
-import transformers
-from tqdm import tqdm
+from base.config import parse_train, rank_of_torchrun
+from base.errors import BadInput, RunFailed, printable
+from tasks.problems import load_problems
 
-from harness import fsdp
-from harness.config import Machine, rank_of_torchrun
-from harness.run import Run
-from tasks.errors import BadInput, RunFailed, printable
-
-AnyMachine = TypeVar("AnyMachine", bound=Machine)
 NO_MEMORY = "out of memory: lower --micro-tokens, --generate-batch or --max-tokens"
+
+
+# ---- running a command ---------------------------------------------------------------------------
 
 
 def run_command(main: Callable[..., int | None]) -> Callable[..., int]:
@@ -40,8 +36,10 @@ def run_command(main: Callable[..., int | None]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def command(argv: list[str] | None = None) -> int:
+        import torch  # late: see above
+
         rank = rank_of_torchrun()
-        set_up_process(rank)
+        set_up_process()
         try:
             status = main(argv) or 0
             sentence = ""
@@ -56,50 +54,38 @@ def run_command(main: Callable[..., int | None]) -> Callable[..., int]:
             raise
         if sentence and not rank:
             print(printable(sentence), file=sys.stderr)
-        fsdp.leave()  # not after other errors, which one rank alone may have
+        # not after other errors, which one rank alone may have
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
         return status
 
     return command
 
 
-def set_up_process(rank: int | None) -> None:
-    """Set up a command's messages, progress bars and output."""
+def set_up_process() -> None:
+    """Set up a command's messages and output."""
+    import transformers  # late: it imports torch
+
     # an error is one sentence, without transformers' reports
     transformers.utils.logging.set_verbosity(logging.CRITICAL)
     transformers.utils.logging.disable_progress_bar()
     # One process saves and loads as it should; torch warns each time that it is alone.
     alone = "torch.distributed is disabled, unavailable or uninitialized"
     warnings.filterwarnings("ignore", message=alone)
-    if rank:  # only rank 0 shows progress bars, whatever their own `disable` says
-        init = tqdm.__init__
-        tqdm.__init__ = lambda bar, *words, **options: init(
-            bar, *words, **options | {"disable": True}
-        )
     # Line by line, so that a log file shows each step at once; "?" for characters that a terminal
     # cannot show.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True, errors="replace")
 
 
-def on_machine(config: AnyMachine, half: bool = True) -> AnyMachine:
-    """Replace `auto` by this machine's device and dtype: bfloat16 on a GPU if `half`.
+class Interruptible(Protocol):
+    """What Ctrl-C ends after its step, such as a `Run`."""
 
-    Raises BadInput for GPUs that are not there.
-    """
-    gpus = torch.cuda.device_count()
-    device = config.device
-    dtype = config.dtype
-    if device == "auto":
-        device = "cuda" if gpus else "cpu"
-    if device == "cuda" and gpus < max(1, config.ranks):
-        raise BadInput(f"--device cuda: torch sees {gpus} GPUs; use --device cpu or fewer --ranks")
-    if dtype == "auto":
-        dtype = "bfloat16" if device == "cuda" and half else "float32"
-    return replace(config, device=device, dtype=dtype)
+    interrupted: bool
 
 
 @contextmanager
-def interruptible(run: Run) -> Iterator[None]:
+def interruptible(run: Interruptible) -> Iterator[None]:
     """Inside, Ctrl-C or SIGTERM sets `run.interrupted`: the step is finished and saved.
 
     A second Ctrl-C ends the step at once. A rank leaves SIGTERM as it is, as its launcher ends it
@@ -110,7 +96,7 @@ def interruptible(run: Run) -> Iterator[None]:
         if run.interrupted and signum == signal.SIGINT:
             raise KeyboardInterrupt
         run.interrupted = True
-        if run.ranks.main:
+        if not rank_of_torchrun():
             print(
                 "\ninterrupted: this step is finished first; another Ctrl-C ends at once",
                 file=sys.stderr,
@@ -125,3 +111,13 @@ def interruptible(run: Run) -> Iterator[None]:
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)
+
+
+def check_inputs() -> None:
+    """Check a run's flags and file of problems before torch is imported; raises BadInput.
+
+    Ranks leave the file for later, as each of them would hold all problems twice.
+    """
+    config = parse_train()
+    if config.data and rank_of_torchrun() is None:
+        load_problems("code" if config.task == "code" else "math", config.data)

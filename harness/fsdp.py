@@ -1,10 +1,10 @@
 """FSDP: several processes, one model; work is shared, weights are sharded, the sampler follows.
 
     launch    starts one process per GPU, by torch's own launcher
-    join      this process's place among them: rank, number of ranks, device
-    share     the whole groups that a rank samples, grades and credits
-    deal      the micro-batches of an optimizer step that a rank computes
-    gather    what every rank made, to all of them; `together`: a rank's bad input, too
+    join      this process's place among them, `Ranks`: rank, number of ranks, device
+    share     the whole groups that a rank samples, grades and credits;
+              `own_micro_batches` those of an optimizer step that it computes
+    gather    what every rank made, to all of them; `raise_together`: a rank's bad input, too
     shard     FSDP, `fully_shard`, one unit per decoder layer: float32 weights and optimizer spread
               over the ranks, compute in bfloat16 (or float32), gradients reduced in float32
     refresh   the sharded weights into the whole copy that samples, checked by a checksum
@@ -30,9 +30,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -47,14 +48,45 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from grpo import Policy
-from harness.config import Machine, rank_of_torchrun
-from harness.run import Ranks, Run
-from tasks.errors import BadInput
+from base.config import Config, Machine, rank_of_torchrun
+from base.errors import BadInput
+from grpo import Layout, Policy
 
 Value = TypeVar("Value")
+AnyMachine = TypeVar("AnyMachine", bound=Machine)
 BACKENDS = {"cuda": "cpu:gloo,cuda:nccl", "cpu": "gloo"}  # by device
 TIMEOUT = timedelta(hours=2)  # ranks finish sampling at different times
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among all."""
+
+    rank: int
+    world: int
+    device: torch.device
+
+    @property
+    def main(self) -> bool:
+        """The one that writes and prints."""
+        return self.rank == 0
+
+
+def on_machine(config: AnyMachine, half: bool = True) -> AnyMachine:
+    """Replace `auto` by this machine's device and dtype: bfloat16 on a GPU if `half`.
+
+    Raises BadInput for GPUs that are not there.
+    """
+    gpus = torch.cuda.device_count()
+    device = config.device
+    dtype = config.dtype
+    if device == "auto":
+        device = "cuda" if gpus else "cpu"
+    if device == "cuda" and gpus < max(1, config.ranks):
+        raise BadInput(f"--device cuda: torch sees {gpus} GPUs; use --device cpu or fewer --ranks")
+    if dtype == "auto":
+        dtype = "bfloat16" if device == "cuda" and half else "float32"
+    return replace(config, device=device, dtype=dtype)
 
 
 def processes(machine: Machine) -> int:
@@ -105,7 +137,7 @@ def launch(count: int, script: str, argv: Sequence[str] | None) -> int:
 def join(device: str, threads: int = 0) -> Ranks:
     """Take this process's place among those that torchrun started, or in the caller's own group.
 
-    Without either the process is alone. End with `leave`.
+    Without either the process is alone. `run_command` ends it.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -126,12 +158,6 @@ def join(device: str, threads: int = 0) -> Ranks:
     return Ranks(dist.get_rank(), dist.get_world_size(), place)
 
 
-def leave() -> None:
-    """The end of `join`."""
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def share(items: list[Value], ranks: Ranks) -> list[Value]:
     """This rank's part of a list: consecutive items, as many as other ranks have to within one."""
     start = len(items) * ranks.rank // ranks.world
@@ -139,7 +165,7 @@ def share(items: list[Value], ranks: Ranks) -> list[Value]:
     return items[start:end]
 
 
-def deal(
+def own_micro_batches(
     rows: Sequence[int],
     lengths: Sequence[int],
     tokens: int,
@@ -185,7 +211,7 @@ def from_main(value: Value, ranks: Ranks) -> Value:
 
 
 @contextmanager
-def together(ranks: Ranks) -> Iterator[None]:
+def raise_together(ranks: Ranks) -> Iterator[None]:
     """A BadInput that any rank raises inside is raised by all ranks.
 
     Otherwise the others would wait for that rank.
@@ -206,39 +232,41 @@ def total(sums: dict[str, float], ranks: Ranks) -> dict[str, float]:
     return {name: sum(part[name] for part in of_ranks) for name in sums}
 
 
-def shard(run: Run) -> None:
-    """Set what the run trains, what it samples with (perhaps the same), and its optimizer.
+class Sharded(NamedTuple):
+    """A model that is ready to be trained."""
+
+    trained: Policy  # float32 weights, spread over the ranks
+    sampler: Policy  # a whole copy in the dtype of compute; the trained one itself on one rank
+    optimizer: torch.optim.Optimizer
+
+
+def shard(model: PreTrainedModel, layout: Layout, config: Config, ranks: Ranks) -> Sharded:
+    """Make what a run trains, what it samples with (perhaps the same), and its optimizer.
 
     Trained weights are float32, whatever the model's dtype was; `--dtype` is that of the
-    computation.
+    computation. The model must be on the rank's device: the machine's memory would hold two copies
+    for each rank.
     """
-    config = run.config
-    ranks = run.ranks
     dtype = getattr(torch, config.dtype)
-    model = run.context.policy.model
-    run.parts.adapt(model, config.seed)
-    # Before it is copied: the machine's memory would hold two for each rank.
-    torch.nn.Module.to(model, ranks.device)
-    layout = run.parts.layout(model)
     if ranks.world == 1 and dtype == torch.float32:
-        run.trained = Policy(model.float(), layout)
-        run.context.policy = run.trained
+        trained = sampler = Policy(model.float(), layout)
     else:
-        run.context.policy = Policy(rounded_copy(model, dtype), layout)
+        sampler = Policy(rounded_copy(model, dtype), layout)
         # After the copy, which would otherwise take over the wrapped layers of `model`.
-        run.trained = Policy(model, layout)
-        split_weights(run.trained, ranks, dtype)
+        trained = Policy(model, layout)
+        split_weights(trained, ranks, dtype)
     if config.recompute:
-        for policy in {run.trained, run.context.policy}:
+        for policy in {trained, sampler}:
             recompute_layers(policy)
     # Adam's step is lr whatever the gradient's size, so token weights that shrink all advantages
     # alike change little.
-    run.optimizer = torch.optim.AdamW(
-        [weights for weights in run.trained.parameters() if weights.requires_grad],
+    optimizer = torch.optim.AdamW(
+        [weights for weights in trained.parameters() if weights.requires_grad],
         lr=config.lr,
         weight_decay=0.0,
         fused=ranks.device.type == "cuda",
     )
+    return Sharded(trained, sampler, optimizer)
 
 
 def rounded_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
@@ -272,27 +300,27 @@ def full(value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def refresh(run: Run) -> int | None:
+def refresh(trained: Policy, sampler: Policy, ranks: Ranks) -> int | None:
     """Copy the trained weights into the policy that samples; returns the checksum of both.
 
     Returns None if the two are one. Raises RuntimeError if a rank's copy differs from the trained
     weights: a sampler that lags behind would otherwise go unnoticed.
     """
-    if run.context.policy is run.trained:
+    if sampler is trained:
         return None
-    copies = dict(run.context.policy.model.named_parameters())
-    sums = torch.zeros(2, dtype=torch.int64, device=run.ranks.device)  # of a shard, of the copy
-    for number, (name, master) in enumerate(run.trained.model.named_parameters()):
+    copies = dict(sampler.model.named_parameters())
+    sums = torch.zeros(2, dtype=torch.int64, device=ranks.device)  # of a shard, of the copy
+    for number, (name, master) in enumerate(trained.model.named_parameters()):
         rounded = master.to(copies[name].dtype)
         assert isinstance(rounded, DTensor)  # FSDP has made it so
         copies[name].copy_(rounded.full_tensor())
         sums[0] += checksum(rounded.to_local(), number)
     for number, values in enumerate(copies.values()):
         sums[1] += checksum(values, number)
-    shards, copied = zip(*gather(sums.tolist(), run.ranks), strict=True)  # by rank
-    trained = sum(shards)
-    if any((value - trained) % 2**64 for value in copied):
-        raise RuntimeError(f"sampling and trained weights differ: {copied} by rank, {trained}")
+    of_shards, copied = zip(*gather(sums.tolist(), ranks), strict=True)  # by rank
+    expected = sum(of_shards)
+    if any((value - expected) % 2**64 for value in copied):
+        raise RuntimeError(f"sampling and trained weights differ: {copied} by rank, {expected}")
     return copied[0]
 
 

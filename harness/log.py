@@ -24,13 +24,14 @@ import torch
 import transformers
 from tqdm import tqdm
 
-from harness import files, fsdp
-from harness.config import Config
-from harness.run import Run
+from base import files
+from base.config import Config
+from base.errors import BadInput, printable
+from base.options import has_lab
+from harness import fsdp
+from harness.run import Loaded, Run
 from rewards import Verdict, rewards_of
 from shear import span_bounds
-from tasks.errors import BadInput, printable
-from tasks.plug import has_lab
 
 HEADER_EVERY = 20  # rows of steps
 ALIKE = 0.75  # the floor's share of the mean weight above which nearly all weights are alike
@@ -59,7 +60,7 @@ AUCS = {
     "auc": "tokens from the first error on outweigh earlier ones",
     "auc_position": "  how often position alone would do that",
 }
-RARE = "infra_errors", "skipped", "replaced"  # shown where they are not 0
+RARE = "infra_errors", "skipped", "unconverged"  # shown where they are not 0
 
 
 class Clock:
@@ -88,30 +89,31 @@ def say(text: str) -> None:
 
 
 @contextmanager
-def open_folder(run: Run) -> Iterator[None]:
+def open_folder(loaded: Loaded) -> Iterator[Path]:
     """Make and lock the run's folder, write config.json and print the plan.
 
     If the run ends early, a line says how to go on from what is there.
     """
-    config = run.config
-    run.folder = Path(config.out) / fsdp.from_main(config.name or free_name(config), run.ranks)
+    config = loaded.config
+    ranks = loaded.ranks
+    folder = Path(config.out) / fsdp.from_main(config.name or free_name(config), ranks)
     with ExitStack() as at_end:
-        with fsdp.together(run.ranks):
-            if run.ranks.main:
-                at_end.enter_context(files.locked_folder(run.folder))
+        with fsdp.raise_together(ranks):
+            if ranks.main:
+                at_end.enter_context(files.locked_folder(folder))
                 if not config.resume:
-                    clear(run.folder)
+                    clear(folder)
         try:
-            if run.ranks.main:
+            if ranks.main:
                 if not config.resume:
-                    write_config(config, run.folder)
-                print_plan(run)
-            yield
+                    write_config(config, folder)
+                print_plan(loaded, folder)
+            yield folder
         except BadInput:
             raise
         except BaseException:
-            if run.ranks.main and files.checkpoints_of(run.folder):
-                place = shlex.quote(str(run.folder))
+            if ranks.main and files.checkpoints_of(folder):
+                place = shlex.quote(str(folder))
                 print(f"resume with: python train.py --resume {place}", file=sys.stderr)
             raise
 
@@ -119,7 +121,7 @@ def open_folder(run: Run) -> Iterator[None]:
 def clear(folder: Path) -> None:
     """Remove what a run has left that was killed before its first checkpoint.
 
-    Raises BadInput for any other folder: since `harness.config.check` found its name free, another
+    Raises BadInput for any other folder: since `base.config.check` found its name free, another
     process may have finished a run there.
     """
     left = list(folder.iterdir())
@@ -148,11 +150,28 @@ def write_config(config: Config, folder: Path) -> None:
     files.write_json(folder / "config.json", settings | {"program": files.PROGRAM})
 
 
-def print_plan(run: Run) -> None:
+def print_plan(loaded: Loaded, folder: Path) -> None:
     """Print what the run will do."""
-    config = run.config
-    print(f"{config.method} on the {config.task} task; everything goes to {run.folder}/")
-    for note in run.notes:
+    config = loaded.config
+    model = loaded.context.policy.model
+    task = loaded.context.task
+    print(f"{config.method} on the {config.task} task; everything goes to {folder}/")
+    say(
+        f"{loaded.ranks.world} rank(s) on {config.device}, compute {config.dtype}, "
+        f"{torch.get_num_threads()} CPU threads each"
+    )
+    name = config.model or "made here"
+    say(f"model {name}: {type(model).__name__}, {model.num_parameters():,} parameters")
+    say(f"{len(task.train)} problems to train on, {len(task.heldout)} held out")
+    sampled = min(len(task.heldout), config.eval_groups)
+    smallest = 100 * smallest_gain(sampled)
+    say(f"{sampled} held-out problems show only gains above {smallest:.0f} points")
+    if config.data:
+        steps = -(-len(task.train) // config.prompts_per_step)
+        say(f"a pass over --data takes {steps} step(s)")
+    if config.task == "math" and config.device == "cpu":
+        say("sizes and --lr are the paper's; --task own has some for a CPU")
+    for note in loaded.notes:
         say(note)
     updates = config.prompts_per_step // config.prompts_per_update
     say(
@@ -186,7 +205,7 @@ def log_step(run: Run, metrics: dict, samples: list[dict]) -> None:
         if metrics.get(name):
             say(f"{name} {metrics[name]:.4g}")
     if step == 1:
-        for note in notes_of(metrics, run.config):
+        for note in notes_of(metrics, run.config, run.rule.needs_states):
             say(note)
 
 
@@ -196,8 +215,11 @@ def print_header() -> None:
     tqdm.write("\n" + "step".ljust(8) + "".join(titles))
 
 
-def notes_of(metrics: dict, config: Config) -> list[str]:
-    """What shows in a first step: rewards that teach nothing, and weights that are all alike."""
+def notes_of(metrics: dict, config: Config, has_spans: bool) -> list[str]:
+    """What shows in a first step: rewards that teach nothing, and weights that are all alike.
+
+    `has_spans` is true of SHEAR, and of every rule that compares states as it does.
+    """
     notes = []
     if metrics["equal_groups"] == 1:
         notes.append(
@@ -205,7 +227,7 @@ def notes_of(metrics: dict, config: Config) -> list[str]:
             f"{metrics['truncated']:.0%} of responses are cut off (raise --max-tokens), "
             f"{metrics['no_answer']:.0%} have no answer (change --template): docs/faq.md"
         )
-    if config.method != "shear":
+    if not has_spans:
         return notes
     if len(span_bounds(int(metrics["length"]), config.window, config.stride)) == 1:
         notes.append("WARNING: one span per response, so one weight for all tokens: lower --window")
@@ -268,15 +290,19 @@ def markdown(rows: list[dict[str, str]]) -> list[str]:
     return [printable("| " + " | ".join(line) + " |") for line in zip(*columns, strict=True)]
 
 
-def write_evaluation(run: Run, when: str, found: dict) -> None:
-    """Add an evaluation, "before" or "after", to metrics.jsonl.
+def log_evaluation(run: Run, **found: dict) -> None:
+    """Add the last of the evaluations, `before` or `after`, to metrics.jsonl; print all of them.
 
     Its rollouts, if there are any, go to a file of their own, before.jsonl or after.jsonl.
     """
-    samples = found.pop("samples", [])
-    files.append_rows(run.folder / "metrics.jsonl", [{when: found}])
+    if not run.ranks.main:
+        return
+    when, newest = list(found.items())[-1]
+    samples = newest.pop("samples", [])
+    files.append_rows(run.folder / "metrics.jsonl", [{when: newest}])
     if samples:
         files.write_rows(run.folder / f"{when}.jsonl", samples)
+    print_results(**found)
 
 
 def results_of(found: dict) -> dict[str, str]:
@@ -337,9 +363,9 @@ def verdict_of(run: Run, before: dict, after: dict, steps: list[dict]) -> list[s
 def advice_of(run: Run, gain: float, spread: float, no_signal: float, reward: float) -> str:
     """The one change that would help a run most; `gain` is 0 if it cannot be told from none."""
     if no_signal > USELESS and reward > 0.5:
-        return "harder problems, or fewer lessons (--warmup-steps)"
+        return "harder problems, or a shorter warm-up (--warmup-steps)"
     if no_signal > USELESS:
-        return "easier problems, or lessons (--use lab.tools.warm_up)"
+        return "easier problems, or a warm-up (--use lab.tools.warm_up)"
     if gain < 0:
         return f"a lower learning rate (--lr {run.config.lr / 3:.1g})"
     needed = math.ceil((ERRORS * spread / WORTH) ** 2)  # problems that show a gain of WORTH
@@ -355,6 +381,8 @@ def advice_of(run: Run, gain: float, spread: float, no_signal: float, reward: fl
 
 def print_end(run: Run, before: dict, after: dict) -> None:
     """Print what the run shows, a worked example, and the next commands."""
+    if not run.ranks.main:
+        return
     rows = files.read_lines(run.folder / "metrics.jsonl")
     print()
     for line in verdict_of(run, before, after, [row for row in rows if "step" in row]):

@@ -1,39 +1,45 @@
-"""What every step of a run needs: `Run`, which holds the `Context` that credit rules see.
+"""A run: loading it, its warm-up, and what every step of it needs.
 
-Parts                    the functions of a run that a module of `--use` may replace
-harness.load.load_run    makes the run: configuration, task, model and tokenizer
-harness.fsdp.shard       adds what is trained, what samples and the optimizer
+    resolve(config)               the configuration on this machine
+    load_run(config, ranks)       -> Loaded: problems and the whole model, which one rank could run
+    warm_up_policy(loaded, ...)   supervised steps before training
+    start_run(loaded, folder)     -> Run: what is trained, what samples, and the optimizer
+    sample(run, problems, ...)    responses of the policy
+    check_verdicts, check_policy  end a run that cannot go on
+    Hooks                         the functions that a module of `--use` may replace
+
+What is loaded is checked here, before a step is taken, and what is small before weights are read:
+that folders and files are there, that every rank has work, that the model is one that can be
+trained and sampled as asked, and that prompts and responses fit its context.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+import importlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from credit.batch import Context
-from grpo import PADDED, Layout, Policy, hf_generate
-from harness.config import Config
-from tasks.task import Task
+from base import files
+from base.config import TASKS, Config, Template, defaults_of, flag, ignored_by, read_config, refusal
+from base.errors import BadInput, RunFailed
+from base.options import look_up, module_of, options_of
+from credit.batch import Batch, Context
+from credit.rules import Rule, with_options
+from grpo import PADDED, Layout, Policy, Rollouts, hf_generate, rollout, token_ids
+from harness import fsdp, models
+from harness.fsdp import Ranks
+from rewards import NoVerdict, Verdict
+from tasks import toy
+from tasks.problems import load_reward
+from tasks.task import Task, choose_template, digest_of, split
 
 EVALUATION = 2**31  # instead of a step, before and after training alike
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """This process's place among all."""
-
-    rank: int
-    world: int
-    device: torch.device
-
-    @property
-    def main(self) -> bool:
-        """The one that writes and prints."""
-        return self.rank == 0
 
 
 def save_pretrained(
@@ -53,45 +59,50 @@ def keep_all(model: PreTrainedModel, seed: int) -> None:
     """Train all weights of the model."""
 
 
-def lessons_of_task(context: Context) -> Callable[..., float] | None:
-    """The lessons of the task, if it has any, as `Task.lessons`."""
-    return context.task.lessons
+def warm_up_of_task(context: Context) -> Callable[..., float] | None:
+    """The warm-up of the task, if it has one, as `Task.warm_up`."""
+    return context.task.warm_up
 
 
 @dataclass
-class Parts:
+class Hooks:
     """The functions of a run that a module of `--use` may replace.
 
-    Its `use(parts, NAME=VALUE, ...)` is called before anything is loaded, and only assigns
-    functions: the model is taught, adapted and sharded later, in this order. eval.py calls
+    Its `use(hooks, NAME=VALUE, ...)` is called before anything is loaded, and only assigns
+    functions: the model is warmed up, adapted and sharded later, in this order. eval.py calls
     `generate` alone.
     """
 
-    sample: Callable  # a step's problems, rollouts and verdicts, as `harness.sampling.sample_step`
     generate: Callable[..., Tensor] = hf_generate
     layout: Callable[[PreTrainedModel], Layout] = padded
-    lessons: Callable[[Context], Callable[..., float] | None] = lessons_of_task
+    warm_up: Callable[[Context], Callable[..., float] | None] = warm_up_of_task
     adapt: Callable[[PreTrainedModel, int], None] = keep_all  # in place, before it is sharded
     save_model: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Path], None] = save_pretrained
-    # "distances", "closest" and "pool": arguments of `shear.shear_weights`
-    hooks: dict[str, Callable] = field(default_factory=dict)
+    # "cost", "closest" and "pool": arguments of `shear.shear_weights`
+    shear: dict[str, Callable] = field(default_factory=dict)
 
 
 @dataclass
-class Run:
-    """A run. Fields without a value are set when the run gets that far."""
+class Loaded:
+    """A run before its first step: its policy is the whole model."""
 
     config: Config
     ranks: Ranks
     # Its policy samples and scores: a whole copy of the weights, in the dtype of compute.
     context: Context
-    parts: Parts
-    notes: list[str] = field(default_factory=list)  # for the user, about what was loaded
-    extra: dict[str, float] = field(default_factory=dict)  # metrics that parts add to a step's row
-    folder: Path = field(init=False)
+    hooks: Hooks
+    notes: list[str]  # for the user, about what was loaded
+
+
+@dataclass
+class Run(Loaded):
+    """A run that can take steps."""
+
+    folder: Path
+    rule: Rule
     # float32 weights, sharded over the ranks; the context's policy itself on one rank in float32
-    trained: Policy = field(init=False)
-    optimizer: torch.optim.Optimizer = field(init=False)
+    trained: Policy
+    optimizer: torch.optim.Optimizer
     interrupted: bool = False  # by Ctrl-C: this step is the last
 
 
@@ -118,3 +129,292 @@ def make_context(
 def seed_of(seed: int, step: int = EVALUATION, rank: int = 0) -> int:
     """A seed that depends on seed, step and rank alone: methods see the same random numbers."""
     return int(np.random.SeedSequence([seed, step, rank]).generate_state(1)[0])
+
+
+# ---- loading -------------------------------------------------------------------------------------
+
+
+def use(hooks: Hooks, modules: Sequence[str]) -> None:
+    """Let the modules of `--use` replace `hooks`, in their order; raises BadInput."""
+    for text in modules:
+        module = module_of(text)
+        change = getattr(module, "use", None)
+        if not change and not {"rule", "TASKS"} & vars(module).keys():
+            reason = "has no function use(hooks), and enters no rule or task"
+            raise BadInput(f"--use {text}: {reason}; leave it out")
+        change = change or replace_nothing
+        given = filter(None, text.partition(":")[2].split(","))
+        change(hooks, **options_of(change, given, f"--use {text}"))
+
+
+def replace_nothing(hooks: Hooks) -> None:
+    """The `use` of a module that enters rules or tasks, which importing it has done."""
+
+
+def resolve(config: Config) -> Config:
+    """The configuration on this machine; raises BadInput for an unknown rule, option or reward."""
+    with_options(config, config.use)
+    if config.reward:
+        load_reward(config.reward)  # what is wrong with it shows before a model is loaded
+    if not config.max_tokens:  # a full response of the embedded task
+        config = replace(config, max_tokens=toy.response_tokens(config.toy_lines))
+    return fsdp.on_machine(config, half=not TASKS[config.task].makes_model)
+
+
+def load_run(config: Config, ranks: Ranks) -> Loaded:
+    """Load and check a model without its weights, then problems, then the weights.
+
+    Sizes that were not given fit the data. Raises BadInput, on all ranks alike.
+    """
+    with fsdp.raise_together(ranks):
+        hooks = Hooks()
+        use(hooks, config.use)  # other functions in place of the core's
+        if config.model:
+            model, tokenizer = models.load_outline(config.model)
+        else:
+            model = toy.make_model(config.toy_lines, config.seed, config.toy_width)
+            tokenizer = toy.make_tokenizer(config.toy_lines)
+        config, task, notes = make_task(config, tokenizer, models.context_of(model))
+        for name in ("prompts_per_step", "heldout", "eval_groups"):
+            if getattr(config, name) < ranks.world:
+                reason = f"there are {ranks.world} ranks; raise it, or start fewer ranks"
+                raise refusal(config, name, reason)
+        prompts = list(map(task.prompt, task.train + task.heldout))
+        models.check_embedded("--model", config.model or "", model, tokenizer, prompts)
+        if config.model:  # the outline, so that memory is that of what is trained
+            hooks.adapt(model, config.seed)
+        if not config.generate_batch:  # config.json keeps it: the samples depend on it
+            longest = max(map(len, token_ids(tokenizer, prompts)))
+            room = models.room_gb(ranks.device) - models.resident_gb(model, config, ranks.world)
+            batch = models.choose_batch(model.config, config, room, longest, config.max_tokens)
+            config = replace(config, generate_batch=batch)
+        if ranks.device.type == "cuda" or config.model:
+            notes += models.memory_notes(model, config, ranks.world, ranks.device)
+        if config.model:
+            if ranks.main:
+                print(f"loading {config.model}", flush=True)
+            model = models.load_model(config.model, ranks.device, tokenizer)
+        model.eval()  # throughout: dropout would make sampler and trainer disagree
+        context = make_context(config, Policy(model), tokenizer, task, hooks.shear)
+        return Loaded(config, ranks, context, hooks, notes)
+
+
+def make_task(
+    config: Config, tokenizer: PreTrainedTokenizerBase, context: float
+) -> tuple[Config, Task, list[str]]:
+    """Make the task; its prompts leave room for a response in the model's `context`.
+
+    Returns the configuration, with sizes that fit the problems and their digest, the task, and
+    notes. Raises BadInput.
+    """
+    spec = look_up(TASKS, "tasks", "--task", config.task, config.use)
+    name = config.model or "made here"
+    if "template" not in ignored_by(spec, config):
+        template = template_of(config.template, name, tokenizer)
+        config = replace(config, template=template)
+    notes: list[str] = []
+    if not spec.makes_model and config.max_tokens >= context:
+        reason = f"the model's context is {context}"
+        config = lower(config, notes, reason, max_tokens=int(context // 2))
+    room = context - config.max_tokens  # tokens left for the prompt
+    module, _, function = spec.make.partition(":")
+    make = getattr(importlib.import_module(module), function)
+    task, of_task = make(config, tokenizer, name)
+    if task.heldout:  # the embedded task, whose prompts all have one length
+        longest = len(tokenizer(task.prompt(task.heldout[0]))["input_ids"])
+        if longest > room:
+            raise BadInput(
+                f"--max-tokens {config.max_tokens}: with a prompt of {longest} tokens it exceeds "
+                f"the model's context of {context}; lower it"
+            )
+    else:
+        config = fit(config, notes, len(task.train))
+        task, dropped = split(
+            task, tokenizer, heldout=config.heldout, seed=config.seed, max_prompt_tokens=room
+        )
+        of_task += dropped
+    digest = digest_of(task.train + task.heldout)
+    if config.resume and config.digest != digest:
+        raise BadInput(
+            f"--resume {config.resume}: --data {config.data} or the checkpoint's complete.json "
+            "says other problems now; restore it"
+        )
+    return replace(config, digest=digest), task, notes + of_task
+
+
+def fit(config: Config, notes: list[str], problems: int) -> Config:
+    """The configuration with sizes that so many problems fill, as far as they were not given."""
+    reason = f"there are {problems} problems"
+    config = lower(config, notes, reason, heldout=max(1, problems // 5))
+    left = max(1, problems - config.heldout)  # problems left for training
+    # a given step may be no multiple of a smaller update
+    if config.prompts_per_step == defaults_of(config.task).prompts_per_step:
+        config = lower(config, notes, reason, prompts_per_update=left)
+    groups = config.prompts_per_update
+    return lower(config, notes, reason, prompts_per_step=max(1, left // groups) * groups)
+
+
+def lower(config: Config, notes: list[str], reason: str, **most: int) -> Config:
+    """The configuration with sizes lowered to `most`, unless they were given; adds to the notes.
+
+    The sizes of a run that is resumed stay.
+    """
+    default = defaults_of(config.task)
+    for name, limit in most.items():
+        size = getattr(config, name)
+        if size > limit and size == getattr(default, name) and not config.resume:
+            lowered: dict[str, Any] = {name: limit}
+            config = replace(config, **lowered)
+            notes.append(f"{flag(name)} {limit}, not {size}: {reason}")
+    return config
+
+
+def template_of(template: Template, model: str, tokenizer: PreTrainedTokenizerBase) -> Template:
+    """The template of a model's prompts; auto: that of the run that made the model."""
+    run = files.run_of(model)
+    if template == "auto":
+        template = run.get("template", template)
+    return choose_template(template, run.get("model") or model, tokenizer)
+
+
+def task_of_run(path: str) -> tuple[Config, Task]:
+    """The configuration and the task of the run that the model at `path` is from.
+
+    Raises BadInput if the run's problems are not those that it had.
+    """
+    config = read_config(files.run_of(path), f"--model {path}")
+    model, tokenizer = models.load_outline(path)
+    made, task, _ = make_task(config, tokenizer, models.context_of(model))
+    if made.digest != config.digest:
+        raise BadInput(
+            f"--model {path}: config.json of its run, or --data {config.data}, says other problems "
+            "than the run had; restore it"
+        )
+    return config, task
+
+
+# ---- from loading to the first step --------------------------------------------------------------
+
+
+def warm_up_policy(loaded: Loaded, folder: Path) -> None:
+    """Give the policy the warm-up of its task; `start/` in the run's folder has it then.
+
+    Raises BadInput for steps without a warm-up, and for a warm-up without steps.
+    """
+    config = loaded.config
+    context = loaded.context
+    hook = loaded.hooks.warm_up
+    if hook is not warm_up_of_task and not (config.warmup_steps or config.resume):
+        raise BadInput(f"--use {' '.join(config.use)}: gives a warm-up; add --warmup-steps")
+    if not needs_warm_up(config):
+        return
+    teach = hook(context)
+    if not teach:
+        raise refusal(config, "warmup_steps", "the task has no warm-up; leave it out")
+    start = folder / "start"
+    if loaded.ranks.main and not start.exists():
+        with files.whole_folder(start) as draft:
+            began = time.perf_counter()
+            # in float32, and no held-out problem
+            forbidden = heldout_prompts(context.task)
+            loss = teach(
+                context.policy.model.float(), forbidden=forbidden, steps=config.warmup_steps
+            )
+            seconds = time.perf_counter() - began
+            print(f"warm-up: {config.warmup_steps} steps, loss {loss:.3f}, {seconds:.0f} s")
+            save_pretrained(context.policy.model, context.tokenizer, draft)
+    fsdp.gather(None, loaded.ranks)  # until it is there
+    taught = models.load_model(str(start), loaded.ranks.device, context.tokenizer)
+    context.policy = Policy(taught.eval())
+
+
+def needs_warm_up(config: Config) -> bool:
+    """Whether a run begins with a warm-up.
+
+    It does with `--warmup-steps`, unless it is resumed or its model is that of a run with the
+    task's own warm-up.
+    """
+    if config.resume or not config.warmup_steps:
+        return False
+    spec = TASKS[config.task]
+    if spec.makes_model:
+        return not config.model
+    was_taught = files.run_of(config.model or "").get("task") == config.task
+    return not (spec.makes_problems and was_taught)
+
+
+def heldout_prompts(task: Task) -> set[str]:
+    """The problems that no warm-up may show."""
+    return {problem["problem"] for problem in task.heldout}
+
+
+def start_run(loaded: Loaded, folder: Path) -> Run:
+    """The run that a loaded model begins; raises BadInput, on all ranks, if its rule refuses it."""
+    config = loaded.config
+    context = loaded.context
+    model = context.policy.model
+    rule = prepare_rule(loaded, folder)
+    loaded.hooks.adapt(model, config.seed)
+    torch.nn.Module.to(model, loaded.ranks.device)
+    layout = loaded.hooks.layout(model)
+    trained, context.policy, optimizer = fsdp.shard(model, layout, config, loaded.ranks)
+    return Run(**vars(loaded), folder=folder, rule=rule, trained=trained, optimizer=optimizer)
+
+
+def prepare_rule(loaded: Loaded, folder: Path) -> Rule:
+    """The credit rule, which has loaded or made in the run's folder what it needs.
+
+    Raises BadInput, on all ranks.
+    """
+    rule = with_options(loaded.config)
+    if rule.prepare:
+        with fsdp.raise_together(loaded.ranks):
+            rule.prepare(loaded, folder)
+    return rule
+
+
+# ---- what a step needs ---------------------------------------------------------------------------
+
+
+def sample(run: Loaded, problems: list[dict], count: int, temperature: float) -> Rollouts:
+    """`count` responses of the policy to each problem, those to one problem adjacent."""
+    context = run.context
+    return rollout(
+        context.policy.model,
+        context.tokenizer,
+        [context.task.prompt(problem) for problem in problems],
+        count,
+        max_tokens=run.config.max_tokens,
+        temperature=temperature,
+        stops=models.stop_ids(context.policy.model, context.tokenizer),
+        batch_size=run.config.generate_batch,
+        generate=run.hooks.generate,
+    )
+
+
+def check_verdicts(batch: Batch, verdicts: list[Verdict], step: int, ranks: Ranks) -> None:
+    """Raise RunFailed, on all ranks, if no complete response of a step has a verdict.
+
+    `batch` holds the rollouts of all ranks, `verdicts` are this rank's. The message has the first
+    cause.
+    """
+    rewards = batch.rewards[~batch.rollouts.truncated]  # (n,); those that are cut off are wrong
+    if len(rewards) and rewards.isnan().all():
+        own = [verdict.cause for verdict in verdicts if isinstance(verdict, NoVerdict)]
+        causes = [*fsdp.gather_items(own, ranks), "the reward gave no verdict"]
+        raise RunFailed(f"step {step + 1}: no response could be graded: {causes[0]}")
+
+
+@torch.no_grad()
+def check_policy(run: Run, step: int) -> None:
+    """Raise RunFailed if the policy's logits are not finite after a step's updates.
+
+    Such a policy could not sample any more.
+    """
+    context = run.context
+    prompt = context.task.prompt(context.task.train[0])
+    ids = context.tokenizer(prompt, return_tensors="pt")["input_ids"]  # (1, P)
+    if not context.policy.model(ids.to(run.ranks.device)).logits.isfinite().all():
+        raise RunFailed(
+            f"step {step + 1}: the policy's logits are not finite after its updates; lower --lr"
+        )

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from tasks.settings import TASKS, Kind
+from base.config import TASKS, TaskSpec
 
 # Responses have 30 to 80 tokens. Plain text is the shortest prompt.
-TASKS["words"] = Kind(
+TASKS["words"] = TaskSpec(
     make="lab.tools.words:task",
     defaults=dict(TASKS["own"].defaults, template="plain", warmup_steps=40, max_tokens=128),
     makes_problems=True,

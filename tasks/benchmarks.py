@@ -1,6 +1,6 @@
 r"""The paper's ten benchmarks: what they are, and loading.
 
-    load_benchmark("math500", "file.jsonl")  -> Loaded: problems, and how they are graded
+    load_benchmark("math500", "file.jsonl")  -> EvalSet: problems, and how they are graded
     load_sets(names, data, heldout)          -> those that --bench and --data of eval.py name
 
 Without a file a benchmark comes from the hub.
@@ -8,7 +8,7 @@ Without a file a benchmark comes from the hub.
 BENCHMARKS says where each set comes from, how many rows its files should have and its k (avg@k,
 Sec. 5.2). A file may be the hub's own, or another with the same columns: JSON lines (.jsonl, also
 .gz), .json, .csv or .parquet. A row that lacks what its set must have is an error that names it.
-Another number of rows means another benchmark: a warning in `Loaded.notes`.
+Another number of rows means another benchmark: a warning in `EvalSet.notes`.
   - AIME24: the hub's file holds three years; the 30 whose url says 2024 are kept.
   - MBPP and MBPP+ are one file, EvalPlus's 378 tasks: the paper cites EvalPlus for both. MBPP's
     tests are the `test_list`, which the prompt shows; MBPP+'s are the `test`, which it does not.
@@ -30,9 +30,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NoReturn
 
-from tasks.errors import BadInput, bad_input_on_error
-from tasks.problems import as_problem
-from tasks.rows import from_file, from_hub, lacks
+from base.errors import BadInput, bad_input_on_error
+from tasks.problems import as_problem, from_file, from_hub, lacks
 from tasks.task import Task
 
 LCB_WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
@@ -55,7 +54,7 @@ class Benchmark:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class EvalSet:
     """A set to evaluate on. A problem is {"id", "problem", and "answer" or "tests"}."""
 
     name: str
@@ -114,7 +113,7 @@ def livecodebench_row(row: dict) -> dict | None:
     Where its tests cannot be read, "tests" is None and "fault" says why.
     """
     first_day, last_day = LCB_WINDOW
-    if not first_day <= row["contest_date"][:10] <= last_day:
+    if not first_day <= str(row["contest_date"])[:10] <= last_day:  # text, or a date
         return None
     text = row["question_content"]
     if row["starter_code"]:
@@ -174,16 +173,16 @@ def private_tests(text: str) -> list[dict]:
 
 # ---- the sets ------------------------------------------------------------------------------------
 
-TEST = "*test*.parquet"
+TEST = "**/*test*.parquet"
 SETS = [
-    Benchmark("aime24", "math", 32, (90, 30), "AI-MO/aimo-validation-aime", "*.parquet",
+    Benchmark("aime24", "math", 32, (90, 30), "AI-MO/aimo-validation-aime", "**/*.parquet",
               aime24_row),
-    Benchmark("aime25", "math", 32, (30,), "opencompass/AIME2025", "*.jsonl", math_row),
+    Benchmark("aime25", "math", 32, (30,), "opencompass/AIME2025", "**/*.jsonl", math_row),
     Benchmark("amc23", "math", 8, (40,), "math-ai/amc23", TEST, math_row),
     Benchmark("math500", "math", 1, (500,), "HuggingFaceH4/MATH-500", "test.jsonl", math_row),
     # The hub's file has 674 rows, the copies that other projects evaluate on have 675.
     Benchmark("olympiadbench", "math", 1, (674, 675), "Hothan/OlympiadBench",
-              "*OE_TO_maths_en_COMP*.parquet", olympiad_row),
+              "**/*OE_TO_maths_en_COMP*.parquet", olympiad_row),
     Benchmark("humaneval", "code", 4, (164,), "openai/openai_humaneval", TEST, humaneval_row, 10.0),
     Benchmark("humaneval+", "code", 4, (164,), "evalplus/humanevalplus", TEST, humaneval_row, 30.0),
     Benchmark("mbpp", "code", 4, (378,), "evalplus/mbppplus", TEST,
@@ -201,8 +200,8 @@ ID_COLUMNS = ("task_id", "question_id", "unique_id", "id")  # what sets name a p
 
 
 def load_sets(
-    names: Sequence[str], data: Sequence[str], heldout: Callable[[], Loaded]
-) -> list[Loaded]:
+    names: Sequence[str], data: Sequence[str], heldout: Callable[[], EvalSet]
+) -> list[EvalSet]:
     """The benchmarks of these names and suites, from files or else from the hub.
 
     `data` is a list of NAME=FILE; `heldout` makes the set of that name, what a run held out. Raises
@@ -228,7 +227,7 @@ def load_sets(
     ]
 
 
-def load_benchmark(name: str, path: str | None = None) -> Loaded:
+def load_benchmark(name: str, path: str | None = None) -> EvalSet:
     """A benchmark from a file, or from the hub without one; raises BadInput."""
     benchmark = BENCHMARKS[name]
     repo = benchmark.repo
@@ -261,4 +260,4 @@ def load_benchmark(name: str, path: str | None = None) -> Loaded:
         notes.append(
             f"WARNING: {name}: {len(faults)} problems without a verdict (the first: {faults[0]})"
         )
-    return Loaded(name, benchmark.kind, benchmark.k, problems, benchmark.timeout_s, notes)
+    return EvalSet(name, benchmark.kind, benchmark.k, problems, benchmark.timeout_s, notes)

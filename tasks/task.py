@@ -6,7 +6,7 @@ r"""Tasks: problems, their prompts, and how a response is graded.
     task.draw(step, count, seed)                           # the problems of one training step
     task.verdicts(problems, rollouts)                      # a Verdict for each rollout
 
-The task that makes its own problems is `tasks/toy.py`. `tasks.settings.TASKS` names the function
+The task that makes its own problems is `tasks/toy.py`. `base.config.TASKS` names the function
 that makes a task.
 
 **Templates** put an instruction on the form of the answer beside the problem (`choose_template`).
@@ -32,13 +32,12 @@ from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 
+from base.config import Problems, Template
+from base.errors import BadInput, bad_input_on_error
 from grading import sandbox
 from grpo import Rollouts, decode
 from rewards import Verdict, grade_all, grade_code, grade_math, without_copies
-from tasks.errors import BadInput, bad_input_on_error
-from tasks.problems import REFERENCES, load_problems
-from tasks.reward import load_reward
-from tasks.settings import Problems, Template
+from tasks.problems import REFERENCES, load_problems, load_reward
 
 # What each kind of problem asks for.
 INSTRUCTIONS = {
@@ -47,7 +46,6 @@ INSTRUCTIONS = {
 }
 CHECKED = 20  # prompts, at most, that are decoded again to find a tokenizer that loses characters
 LOST = 0.1  # share of a prompt's characters that a tokenizer must not lose
-ROUND = 2**20  # steps, which no run takes
 DAY = date(2024, 7, 26)  # which Llama's templates write where they know no other
 WRITTEN = "".join(f"|replace('%{code}', '{DAY:%{code}}')" for code in "aAbBdeFjmuUVwWxyYHIMSp")
 # goes before a chat template, where it hides transformers' function of this name
@@ -79,17 +77,13 @@ class Task:
     reference: str = "answer"
     # (problem, the texts of a response's tokens) -> its first wrong step, if the task can know it.
     first_error: Callable[[dict, Sequence[str]], FirstError | None] | None = None
-    # (model, forbidden=prompts, steps=number) -> the last loss, after the model was taught the task
-    lessons: Callable[..., float] | None = None
+    # (model, forbidden=prompts, steps=number) -> the last loss: supervised steps before training
+    warm_up: Callable[..., float] | None = None
     refuse_copies: bool = False  # a right answer that only repeats the problem is wrong
 
-    def draw(self, step: int, count: int, seed: int, attempt: int = 0) -> list[dict]:
-        """The `count` problems of a step (from 0), in shuffled epochs that follow each other.
-
-        The problems of an `attempt` above 0, which replace some of the step's, come from epochs
-        that no step reaches.
-        """
-        epoch, start = divmod((step + attempt * ROUND) * count, len(self.train))
+    def draw(self, step: int, count: int, seed: int) -> list[dict]:
+        """The `count` problems of a step (from 0), in shuffled epochs that follow each other."""
+        epoch, start = divmod(step * count, len(self.train))
         problems: list[dict] = []
         while len(problems) < start + count:
             shuffled = list(self.train)

@@ -41,9 +41,10 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
-from tasks.errors import BadInput
-from tasks.reward import load_reward
-from tasks.settings import Problems
+from base.config import Problems
+from base.errors import BadInput
+from grpo import HIDE_BAR
+from tasks.problems import load_reward
 from tasks.task import FirstError, Task, grader
 
 LABELS = string.ascii_lowercase
@@ -102,7 +103,7 @@ def task(
         itemgetter("problem"),
         grade,
         first_error=first_error,
-        lessons=partial(warm_up, lines=lines, seed=settings.seed),
+        warm_up=partial(warm_up, lines=lines, seed=settings.seed),
     ), []
 
 
@@ -159,7 +160,6 @@ def demonstrate(problem: dict, rng: random.Random, careless: bool = True) -> str
     definitions = definitions_of(problem["problem"])
     carelessness = careless * min(1, FEW / len(definitions))
     for label, (left, op, right) in definitions.items():
-        rng.randrange(1)  # always 0; without this draw a seed would not repeat recorded runs
         work, values[label] = _work(op, values[left], values[right], rng, carelessness)
         response += f"{label}={left}{op}{right}={work}={values[label]}\n"
     return response + rf"\boxed{{{values[label]}}}"
@@ -365,7 +365,7 @@ def teach(
     Left out: several ranks (one teaches, the others get its weights).
     """
     optimizer = torch.optim.Adam(model.parameters(), betas=(0.9, 0.99))
-    bar = tqdm(range(steps), desc=name, leave=False, disable=None)
+    bar = tqdm(range(steps), desc=name, leave=False, disable=HIDE_BAR)
     shown = time.perf_counter()
     for step in bar:
         if bar.disable and time.perf_counter() - shown >= SILENCE:  # off a terminal

@@ -20,9 +20,10 @@ from builders.runs import ALONE, assert_same_run, config_from, recipe_with, run_
 from safetensors.torch import load_file
 
 import train
-from harness import checkpoint, files, fsdp, log
-from harness.load import load_run
-from tasks.errors import BadInput
+from base import files
+from base.errors import BadInput
+from harness import checkpoint, log
+from harness.run import load_run, start_run
 
 SIZES = f"{' '.join(BRIEF_FLAGS)} --save-every 1 --keep 9 --name run"
 # Some of the flags that a resumed run cannot change.
@@ -204,9 +205,8 @@ def test_a_save_that_fails_anywhere_leaves_a_whole_checkpoint(whole, copied, fau
 
     It is the one before, or the new one; with --keep 1 the one before is removed last.
     """
-    run = load_run(config_from(["--resume", str(copied), "--keep", "1"]), ALONE)
-    run.folder = copied
-    fsdp.shard(run)
+    loaded = load_run(config_from(["--resume", str(copied), "--keep", "1"]), ALONE)
+    run = start_run(loaded, copied)
     checkpoint.restore(run)
     shutil.rmtree(copied / "checkpoints" / "step-000004")
     chosen = []

@@ -3,7 +3,6 @@
 A tensor that is left on the CPU is found in each.
 """
 
-from dataclasses import replace
 from unittest import mock
 
 import pytest
@@ -14,9 +13,10 @@ from builders.runs import recipe_with, run_of, sharded
 from builders.simulated_gpu import CUDA, Cuda, mark
 
 import train
+from credit.rules import RULES
 from grpo import rollout
-from harness.load import make_task
-from harness.run import Ranks
+from harness.fsdp import Ranks
+from harness.run import make_task
 from shear import shear_weights
 from tasks import toy
 
@@ -42,11 +42,10 @@ def run():
     mark([*model.parameters(), *model.buffers()], CUDA)
     sizes = dict(prompts_per_step=2, rollouts_per_prompt=2, prompts_per_update=1, micro_tokens=60)
     sizes |= dict(generate_batch=3, toy_lines=1, max_tokens=16, heldout=2, window=4, stride=4)
-    config = recipe_with(**sizes, max_iters=5, steps=2, task="embedded", dtype="float32")
+    config = recipe_with(**sizes, steps=2, task="embedded", dtype="float32")
     config, task, _ = make_task(config, tokenizer, 512)
     loaded = run_of(config, task, model, tokenizer, Ranks(0, 1, CUDA))
-    alternating.use(loaded.parts)
-    loaded.parts.generate = written
+    loaded.hooks.generate = written
     return sharded(loaded)
 
 
@@ -62,7 +61,8 @@ def written(model, prompt_ids, prompt_mask, *, pad, **limits):
 
 def take_step(run, method: str) -> dict:
     """The metrics of a step, from an evaluation and problems to moved weights."""
-    run.config = replace(run.config, method=method)
+    alternating.use(run.hooks)
+    run.rule = RULES[method]
     train.evaluate(run)
     return train.train_step(run, 0)[0]
 

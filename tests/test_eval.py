@@ -20,10 +20,10 @@ from builders.small_models import save_model, turns_tokenizer
 from builders.stand_ins import generate_together, replace_sampler
 
 import eval as command
+from base import files
+from base.files import append_rows, read_lines, write_rows
 from grpo import rollout
-from harness import files
-from harness.files import append_rows, read_lines, write_rows
-from harness.load import template_of
+from harness.run import template_of
 from tasks import toy
 
 SMALL = "--block 16 --samples 2 --temperature 1 --threads 1"  # three blocks of a seed

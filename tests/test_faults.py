@@ -25,8 +25,9 @@ from safetensors.torch import load_file, save_file
 
 import eval as evaluation
 import train
+from base import files
 from grpo import rollout
-from harness import checkpoint, files
+from harness import checkpoint
 from harness.command import run_command
 
 SIZES = f"{' '.join(BRIEF_FLAGS)} --save-every 1 --keep 9 --steps 2"
@@ -133,24 +134,6 @@ def test_a_run_is_not_asked_other_problems(changed, copied, assert_says):
     change_json(copied / "run" / "config.json", **changed)
     argv = words_of("--bench heldout --model", copied / "run", "--out", copied / "new")
     assert_says(evaluation, argv, "config.json of its run", copied)
-
-
-def test_a_run_of_the_first_version_is_evaluated_on_benchmarks_alone(copied, assert_says):
-    """Its config.json tells the template; what it held out is refused with what can read it."""
-    path = copied / "run" / "config.json"
-    settings = json.loads(path.read_text())
-    for name in ("use", "keep_models"):
-        del settings[name]
-    path.write_text(json.dumps(settings | {"shard_over": 0, "template": "plain"}))
-    argv = words_of("--model", copied / "run", "--out", copied / "new")
-    words = "use is missing; shear 0.1.0 made this run; read it by the code of that version"
-    assert_says(evaluation, argv, words, copied)
-    rows = copied / "rows.jsonl"
-    rows.write_text('{"problem": "a=1+2;a?\\n", "answer": "3"}\n')
-    flags = words_of(f"--bench amc23 --samples 1 --max-tokens 9 --data amc23={rows}")
-    run_well(evaluation, argv, flags)
-    (row,) = files.read_lines(copied / "new" / "generations.jsonl")
-    assert row["settings"]["template"] == "plain"
 
 
 def test_weights_that_cannot_be_loaded_are_refused(copied, assert_says):

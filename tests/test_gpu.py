@@ -16,8 +16,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import train
+from base import files
 from grpo import PADDED, Layout, Policy, Rollouts, policy_loss, score
-from harness import checkpoint, files
+from harness import checkpoint
 from harness.fsdp import full, recompute_layers
 
 
@@ -72,8 +73,8 @@ def test_scores_and_gradients_are_those_of_a_cpu(tiny):
         logp = recomputing(model)(part, 0.8).log_probs
         old = scored.log_probs + 0.1
         ones = torch.ones(8, device=device)
-        loss, _ = policy_loss(logp, old, ones, part.mask, int(part.mask.sum()))
-        loss.backward()
+        loss, _ = policy_loss(logp, old, ones, part.mask)
+        (loss / int(part.mask.sum())).backward()
         gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         results = scored.log_probs, scored.entropies, scored.hidden, gradient
         found.append([tensor.cpu() for tensor in results])

@@ -20,9 +20,8 @@ from transformers import (
 import grpo
 from grpo import Policy, Rollouts, decode, group_advantages, policy_loss, rollout, score
 from harness import fsdp
-from harness.fsdp import deal
+from harness.fsdp import Ranks, own_micro_batches
 from harness.models import stop_ids
-from harness.run import Ranks
 
 # ---- advantages and loss -------------------------------------------------------------------------
 
@@ -63,21 +62,21 @@ def test_the_clip_token_by_token(ratio, advantage, loss, gradient):
     logp = torch.tensor([[math.log(ratio), 99.0]], requires_grad=True)
     mask = torch.tensor([[True, False]])
     advantages = torch.tensor([[advantage, 5.0]])
-    ours, metrics = policy_loss(logp, torch.zeros(1, 2), advantages, mask, n_tokens=1)
+    ours, metrics = policy_loss(logp, torch.zeros(1, 2), advantages, mask)
     assert ours.item() == pytest.approx(loss, abs=1e-6)
-    assert metrics["clip_share"] == (gradient == 0)
+    assert metrics["clipped"] == (gradient == 0)
     ours.backward()
     assert_close(logp.grad, torch.tensor([[gradient, 0.0]]), atol=1e-6, rtol=0)
 
 
-def test_the_loss_is_the_sum_over_all_tokens_by_their_number(must_fail):
-    """The tokens of the micro-batch are summed and divided by `n_tokens`, those of the whole step."""
+def test_the_loss_is_the_sum_over_all_tokens(must_fail):
+    """The tokens of the micro-batch are summed; the caller divides by those of the whole step."""
     ratios, advantages, losses, _ = torch.tensor(CLIPPED).T.reshape(4, 2, 4)
     mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]]).bool()
-    loss, metrics = policy_loss(ratios.log(), torch.zeros(2, 4), advantages, mask, n_tokens=21)
-    assert loss.item() == pytest.approx(losses[mask].sum().item() / 21, abs=1e-6)
+    loss, metrics = policy_loss(ratios.log(), torch.zeros(2, 4), advantages, mask)
+    assert loss.item() == pytest.approx(losses[mask].sum().item(), abs=1e-6)
     apart = ratios.log()[mask].abs().sum().item()
-    assert metrics == pytest.approx({"clip_share": 3 / 21, "abs_log_ratio": apart / 21})
+    assert metrics == pytest.approx({"clipped": 3, "abs_log_ratio": apart})
     with must_fail("the mean over rollouts of their means"):
         of_rollouts = (losses * mask).sum(1) / mask.sum(1)
         assert loss.item() == pytest.approx(of_rollouts.mean().item(), abs=1e-6)
@@ -89,10 +88,10 @@ def test_the_loss_takes_advantages_of_rollouts_and_extreme_ratios():
     old = torch.zeros(2, 4)
     mask = torch.ones(2, 4).bool()
     of_rollouts = torch.tensor([2.0, -1.0])
-    one = policy_loss(logp, old, of_rollouts, mask, 8)
-    assert one == policy_loss(logp, old, of_rollouts[:, None].expand(2, 4), mask, 8)
-    far, _ = policy_loss(old + 100, old, old - 1, mask, 8)
-    assert far.item() == pytest.approx(math.exp(20))
+    one = policy_loss(logp, old, of_rollouts, mask)
+    assert one == policy_loss(logp, old, of_rollouts[:, None].expand(2, 4), mask)
+    far, _ = policy_loss(old + 100, old, old - 1, mask)
+    assert far.item() == pytest.approx(8 * math.exp(20))
 
 
 # ---- scoring -------------------------------------------------------------------------------------
@@ -296,7 +295,7 @@ def dealt(rows, lengths, world, tokens):
     shares = []
     for rank in range(world):
         ranks = Ranks(rank, world, torch.device("cpu"))
-        share = deal(rows, lengths, tokens, ranks, grpo.pack)
+        share = own_micro_batches(rows, lengths, tokens, ranks, grpo.pack)
         shares.append([(batch.tolist(), is_filler) for batch, is_filler in share])
     return shares
 
@@ -325,7 +324,7 @@ def test_a_rank_without_work_gets_a_filler():
 
 
 def test_rollouts_of_several_ranks_become_one_batch(tiny):
-    """Parts of different widths keep every prompt and response where its mask says."""
+    """Hooks of different widths keep every prompt and response where its mask says."""
     whole = sample_rollouts(tiny)
     again = Rollouts.cat([whole.take(torch.arange(3)), whole.take(torch.arange(3, 8))])
     assert again.texts == whole.texts and torch.equal(again.truncated, whole.truncated)

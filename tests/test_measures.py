@@ -6,10 +6,10 @@ import pytest
 import torch
 from builders.rollouts import batch_of, rollouts_like
 
+from base.config import Credit
 from credit.batch import effective_weights
-from credit.measures import auc, credit_spread, first_error_auc
-from credit.rules import RULES, Rule, assign_credit
-from credit.settings import Credit
+from credit.measures import auc, auc_matched, credit_spread, first_error_auc
+from credit.rules import RULES, Rule, assign_credit, with_options
 
 
 def test_a_rollout_is_right_if_its_reward_exceeds_one_half():
@@ -25,7 +25,7 @@ def test_credit_is_0_outside_of_the_mask_and_a_constant(monkeypatch):
     made = torch.where(mask, 2.0, math.nan).requires_grad_()
     monkeypatch.setitem(RULES, "mine", Rule(lambda batch, context: made * 1, "for this test"))
     batch = batch_of(torch.tensor([1.0, 0.0]), rollouts_like(mask), 2)
-    credit = assign_credit(batch, None, Credit("mine"))
+    credit = assign_credit(with_options(Credit("mine")), batch, None)
     assert credit.tolist() == [[2, 2, 0], [2, 0, 0]] and not credit.requires_grad
 
 
@@ -82,6 +82,17 @@ def test_the_auc_of_the_first_error_against_written_out_numbers():
     assert ours == pytest.approx(dict(auc=6.5 / 9, auc_position=8.5 / 9))
     for nowhere in (-1, 0):  # no rollout counts, or no token comes before the error
         assert first_error_auc(weights, mask, torch.full((3,), nowhere)) == {}
+
+
+def test_the_matched_auc_compares_tokens_at_one_position_alone():
+    """Position gets one half, however well it orders the tokens of a rollout."""
+    values = torch.tensor([[1.0, 2, 3], [5, 2, 1], [0, 4, 2]])
+    high = torch.tensor([[0, 1, 1], [0, 0, 1], [0, 0, 0]]).bool()
+    low = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()
+    # at the second place 2 against 2 and 4, at the third 3 and 1 against 2
+    assert auc_matched(values, high, low) == pytest.approx((0.5 + 0 + 1 + 0) / 4)
+    assert auc_matched(torch.arange(3.0).expand(3, 3), high, low) == 0.5
+    assert auc_matched(values, high[:1], low[:1]) is None
 
 
 def test_the_auc_is_the_share_of_pairs_that_are_won():

@@ -1,14 +1,12 @@
-"""harness/memory.py against counts by hand."""
+"""harness/models.py against counts by hand."""
 
 import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config
 
-from harness import memory
-from harness.config import Config, Machine
-from harness.memory import row_bytes
-from harness.models import outline_of
-from harness.run import Ranks
+from base.config import Config, Machine
+from harness import models as memory
+from harness.models import outline_of, row_bytes
 
 # Qwen2.5-Math-7B
 LARGE = Qwen2Config(
@@ -84,8 +82,7 @@ def test_the_plan_of_the_papers_recipe(room, free, warnings, monkeypatch):
     """
     monkeypatch.setattr(memory, "room_gb", lambda device: room)
     monkeypatch.setattr(memory, "free_gb", lambda folder: free)
-    ranks = Ranks(0, 8, torch.device("cuda"))
-    first, *others = memory.memory_notes(outline_of(LARGE), flags(), ranks)
+    first, *others = memory.memory_notes(outline_of(LARGE), flags(), 8, torch.device("cuda"))
     assert first.startswith("memory per rank: 26.7 GB stay, 30.5 GB and activations in training")
     assert "a checkpoint takes 107 GB" in first
     assert len(others) == len(warnings)

@@ -8,7 +8,7 @@ from builders.runs import config_from
 
 import eval as evaluate
 import train
-from harness.files import append_rows, read_lines
+from base.files import append_rows, read_lines
 
 SIZES = "--task own --steps 1 --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 4 "
 SIZES += "--max-tokens 9 --heldout 4 --eval-groups 1"

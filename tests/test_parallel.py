@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import runpy
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from builders.case_files import ROOT
 from builders.commands import BRIEF_FLAGS, words_of
 from builders.one_step import STEP_FLAGS, one_step
 from builders.processes import on_two
@@ -22,17 +24,18 @@ from builders.runs import ALONE, assert_same_run, config_from, recipe_with, run_
 from builders.small_models import small_mixtral
 from builders.stand_ins import hear_no_other_ranks
 from safetensors.torch import load_file
-from tqdm import tqdm
 from transformers import AutoModelForCausalLM
 
 import train
+from base import files
+from base.errors import BadInput
 from grpo import Policy, Rollouts, rollout
-from harness import checkpoint, command, files, fsdp, load
-from harness.fsdp import checksum, share
+from harness import checkpoint, fsdp
+from harness import run as load
+from harness.fsdp import Ranks, checksum, share
 from harness.log import open_folder
-from harness.run import Ranks
 from tasks import toy
-from tasks.errors import BadInput
+from tasks.task import Task
 
 # Flags of one rank, and those that two ranks have besides.
 CASES = {
@@ -61,21 +64,22 @@ def on_two_ranks(folder: Path, rollouts: Rollouts, untaught: str) -> None:
         if ranks.main:
             torch.save(changes, folder / f"{name}.pt")
     config = config_from([*STEP_FLAGS, "--out", str(folder), "--name", f"of-{ranks.rank}"])
-    run = run_of(config, None, toy.make_model(2, seed=1), None, ranks=ranks)
-    with open_folder(run):
-        seen["folders"] = fsdp.gather(run.folder.name, ranks)
-    fsdp.shard(run)
+    task = Task("embedded", [{}], [{}], None, None)
+    run = run_of(config, task, toy.make_model(2, seed=1), None, ranks=ranks)
+    with open_folder(run) as opened:
+        seen["folders"] = fsdp.gather(opened.name, ranks)
+    run = sharded(run)
 
     def other_checksum(values, number):
         return checksum(values, number) + ranks.rank
 
     with mock.patch.object(fsdp, "checksum", other_checksum):
         try:
-            fsdp.refresh(run)
+            fsdp.refresh(run.trained, run.context.policy, ranks)
         except RuntimeError as error:
             seen["differs"] = str(error)
     # A whole run in this process group, and its second step once more.
-    fsdp.leave = lambda: None
+    torch.distributed.destroy_process_group = lambda: None
     sizes = words_of(BRIEF_FLAGS, "--out", folder, "--model")
     whole = words_of(untaught, "--steps 2 --save-every 1 --keep 2 --name whole")
     statuses = [train.main([*sizes, *whole])]
@@ -95,10 +99,11 @@ def on_two_ranks(folder: Path, rollouts: Rollouts, untaught: str) -> None:
 
 
 def test_other_ranks_draw_no_bars(monkeypatch):
-    """No bar is drawn, whatever its options."""
-    monkeypatch.setattr(tqdm, "__init__", tqdm.__init__)
-    command.set_up_process(rank=1)
-    assert tqdm(file=io.StringIO(), disable=False).disable and tqdm(file=io.StringIO()).disable
+    """A process that torchrun started as another rank hides all bars; rank 0 asks the terminal."""
+    for rank, hides in (("0", None), ("1", True)):
+        monkeypatch.setenv("RANK", rank)
+        for file in ("grpo.py", "rewards.py"):
+            assert runpy.run_path(ROOT / file)["HIDE_BAR"] is hides
 
 
 @pytest.fixture(scope="module")
@@ -257,10 +262,10 @@ def test_bfloat16_rounds_no_buffer():
         config = recipe_with(dtype="bfloat16", recompute=True)
         run = sharded(run_of(config, None, model, None, ranks=ranks))
         actor = run.context.policy
-        assert fsdp.refresh(run) is not None
+        assert fsdp.refresh(run.trained, actor, ranks) is not None
         assert expected and {p.dtype for p in actor.parameters()} == {torch.bfloat16}
         for name, buffer in actor.model.named_buffers():
             assert buffer.dtype == torch.float32 and torch.equal(buffer, expected[name])
         assert {p.dtype for p in run.trained.parameters()} == {torch.float32}
     finally:
-        fsdp.leave()
+        torch.distributed.destroy_process_group()

@@ -12,10 +12,13 @@ from builders.case_files import cases
 from builders.rollouts import batch_of
 from builders.runs import config_from, run_of
 
+from base import files
 from credit.measures import credit_vs_first_error, sample_rows, step_metrics, worked_example
+from credit.rules import RULES, with_options
 from grpo import Rollouts, group_advantages
-from harness import files, log
-from harness.run import Ranks
+from harness import log
+from harness.fsdp import Ranks
+from harness.run import Run
 from rewards import Verdict, grade_math
 from tasks import toy
 from tasks.task import Task
@@ -39,7 +42,7 @@ def step():
     rollouts = Rollouts(ids, mask, ids, mask, torch.tensor([False, False, False, True]), texts)
     problems = [{"problem": "a=1+2;a?\n", "answer": "3"}] * 2
     parts = dict(problems=problems, reasons=["wrong", "wrong", "correct", "truncated"])
-    parts |= dict(entropies=0.25 * mask, stats={"sinkhorn_error": np.array([1.0, 2])})
+    parts |= dict(entropies=0.25 * mask, stats={"unconverged": np.array([1.0, 2])})
     batch = batch_of(rewards, rollouts, 2, **parts)
     task = Task("embedded", [], [], None, grade_math, first_error=toy.first_error)
     weights = torch.ones(ids.shape)
@@ -60,7 +63,7 @@ def test_step_metrics_are_those_of_the_batch(step):
     metrics = step_metrics(batch)
     mixed = weights[2:, :16]
     expected = dict(reward=0.25, solved=0.5, equal_groups=0.5, length=16, truncated=0.25)
-    expected |= dict(entropy=0.25, sinkhorn_error=0.5)
+    expected |= dict(entropy=0.25, unconverged=0.5)
     expected |= dict(weight_mean=mixed.mean().item(), weight_std=mixed.std().item())
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     assert 0.5 < metrics["ess"] < 1
@@ -118,9 +121,8 @@ def test_seconds_of_a_phase_add_up(monkeypatch):
 @pytest.fixture
 def logged(tmp_path):
     """A run that logs into a folder."""
-    run = run_of(config_from(["--generate-batch", "512"]), None, torch.nn.Identity(), None)
-    run.folder = tmp_path
-    return run
+    loaded = run_of(config_from(["--generate-batch", "512"]), None, torch.nn.Identity(), None)
+    return Run(**vars(loaded), folder=tmp_path, rule=RULES["shear"], trained=None, optimizer=None)
 
 
 def test_a_step_is_a_row_of_the_table_and_of_the_files(logged, capsys):
@@ -179,15 +181,17 @@ def test_the_header_repeats(shown, repeats, logged, capsys):
 )
 def test_a_first_step_that_teaches_little_says_why(flags, found, words):
     """Equal rewards teach nothing; one span a response, or a high floor, blurs SHEAR's weights."""
-    notes = " ".join(log.notes_of(METRICS | found, config_from(flags.split())))
+    config = config_from(flags.split())
+    notes = " ".join(log.notes_of(METRICS | found, config, with_options(config).needs_states))
     assert words in notes
     assert bool(words) == ("WARNING" in notes or "alike" in notes)
 
 
-def test_a_plan_names_what_runs(logged, monkeypatch, capsys):
+def test_a_plan_names_what_runs(small, monkeypatch, capsys):
     """Foreign text in it is harmless to a terminal."""
     monkeypatch.setattr(log, "has_lab", lambda: True)  # also where it was removed
-    logged.notes = ["a key \x1b[31m\u202e"]
+    small.context.policy.model.num_parameters = lambda: 7
+    small.notes = ["a key \x1b[31m\u202e"]
     used = "--use lab.fast --use lab.tools.page"
     for flags, words in (
         ("", "40 steps x 16 prompts x 8 rollouts of up to 64 tokens"),
@@ -195,8 +199,8 @@ def test_a_plan_names_what_runs(logged, monkeypatch, capsys):
         ("--model M", "--use lab.fast gives the same numbers sooner\n"),
         (used, "uses lab.fast, lab.tools.page\n"),
     ):
-        logged.config = config_from([*flags.split(), "--generate-batch", "512"])
-        log.print_plan(logged)
+        small.config = config_from([*flags.split(), "--generate-batch", "512"])
+        log.print_plan(small, small.folder)
         assert words in capsys.readouterr().out
 
 
@@ -216,12 +220,11 @@ def test_the_end_compares_with_the_start(small, monkeypatch, capsys):
     after |= {"localisation": {"auc": 0.984, "auc_position": 0.0}, "example": ["  0.10  a=3"]}
     files.append_rows(small.folder / "metrics.jsonl", [METRICS])
     for when, found in (("before", BEFORE), ("after", after)):
-        log.write_evaluation(small, when, found | {"samples": rows})
+        log.log_evaluation(small, **{when: found | {"samples": rows}})
         assert files.read_lines(small.folder / f"{when}.jsonl") == rows
     _, first, last = files.read_lines(small.folder / "metrics.jsonl")
     assert first.keys() == {"before"} and last.keys() == {"after"}
     assert "samples" not in last["after"]
-    log.print_results(before=BEFORE)
     assert "greedy" in capsys.readouterr().out
     log.print_results(before=BEFORE, after=after)
     log.print_end(small, BEFORE, after)
@@ -263,8 +266,16 @@ def test_a_verdict_is_the_paired_gain_beside_its_error(small):
         ([0.02, -0.02] * 5, {}, "more steps (--resume"),  # so many problems would have shown it
         ([0.25, -0.25] * 5, {}, "more held-out problems (--heldout 28 --eval-groups 28)"),
         ([0.5, -0.5] * 5, {}, "more problems, of which about 112 are held out"),
-        ([0.5, -0.5] * 5, dict(equal_groups=0.9, reward=0.1), "easier problems, or lessons (--use"),
-        ([0.5, -0.5] * 5, dict(equal_groups=0.9, reward=0.9), "harder problems, or fewer lessons"),
+        (
+            [0.5, -0.5] * 5,
+            dict(equal_groups=0.9, reward=0.1),
+            "easier problems, or a warm-up (--use",
+        ),
+        (
+            [0.5, -0.5] * 5,
+            dict(equal_groups=0.9, reward=0.9),
+            "harder problems, or a shorter warm-up",
+        ),
     ],
 )
 def test_a_verdict_names_what_would_help_most(gains, metrics, advice, small):

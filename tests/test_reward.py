@@ -1,4 +1,4 @@
-"""tasks/reward.py and steps without verdicts: whose reward a run trains on, and what ends it."""
+"""tasks/problems.py and steps without verdicts: whose reward a run trains on, and what ends it."""
 
 import json
 import math
@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,15 +19,15 @@ from builders.runs import ALONE
 
 import eval as evaluation
 import train
+from base.config import Problems
+from base.errors import RunFailed
+from base.files import read_lines
 from grpo import group_advantages
 from harness import fsdp
-from harness.files import read_lines
-from harness.sampling import check_verdicts
+from harness.run import check_verdicts
 from rewards import Verdict
 from tasks import toy
-from tasks.errors import RunFailed
-from tasks.reward import LARGEST, grade_by, load_reward
-from tasks.settings import Problems
+from tasks.problems import LARGEST, grade_by, load_reward
 
 # In a file with a name of ours, beside another that it imports.
 OWN = """
@@ -268,4 +267,4 @@ def test_the_first_cause_may_be_another_rank_s(monkeypatch):
         monkeypatch.setattr(fsdp, "gather_items", lambda items, ranks, o=others: items + o)
         said = f"step 5: no response could be graded: {cause}"
         with pytest.raises(RunFailed, match=said) if cause else nullcontext():
-            check_verdicts(SimpleNamespace(ranks=ALONE), 4, batch, own)
+            check_verdicts(batch, own, 4, ALONE)

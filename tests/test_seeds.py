@@ -18,12 +18,12 @@ from builders.stand_ins import hear_no_other_ranks, replace_sampler
 from transformers import AutoTokenizer
 
 import train
+from base.files import append_rows
 from credit.batch import Batch
-from harness import fsdp, load
-from harness.files import append_rows
-from harness.load import give_lessons, load_run
+from harness import run as load
+from harness.fsdp import Ranks
 from harness.log import open_folder
-from harness.run import Ranks, Run
+from harness.run import Run, load_run, start_run, warm_up_policy
 from tasks import toy
 
 FLAGS = (
@@ -67,10 +67,9 @@ def starts(tmp_path_factory):
             words = words_of(FLAGS, "--seed", seed, "--out", out, "--name", name)
             lessons.clear()
             run = load_run(config_from(words), ALONE)
-            with open_folder(run):
-                give_lessons(run)
-                fsdp.shard(run)
-                made.append((run, list(lessons)))
+            with open_folder(run) as folder:
+                warm_up_policy(run, folder)
+                made.append((start_run(run, folder), list(lessons)))
     return made
 
 

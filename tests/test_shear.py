@@ -9,11 +9,13 @@ from functools import partial
 import ot
 import pytest
 import torch
+from builders.groups import solved_within
 from torch.nn.functional import pad
 from torch.testing import assert_close
 
 import shear
 from shear import (
+    algorithm_1,
     closest_spans,
     mean_norm,
     shear_advantages,
@@ -23,6 +25,7 @@ from shear import (
     token_weights,
     two_sides,
 )
+from sinkhorn import take_counts
 
 SPANS = dict(window=6, stride=3)
 ONE_TOKEN = dict(window=1, stride=1)
@@ -81,7 +84,7 @@ def test_the_cost_is_the_euclidean_distance(must_fail):
 def test_right_and_wrong_rollouts_oppose_each_other(must_fail):
     """Eq. (4): O_i is the other side; spans stay within their rollout; no verdict, no side."""
     hidden, mask, correct = random_group(8, 7, 3, 0)
-    right, wrong = two_sides(hidden, mask, correct, **SPANS)
+    right, wrong = two_sides(hidden[mask.bool()], mask, correct, **SPANS)
     assert torch.equal(right.states, hidden[1, :7])
     assert torch.equal(wrong.states, torch.cat([hidden[0, :8], hidden[2, :3]]))
     starts = wrong.spans.tokens[:, 0].tolist()
@@ -137,9 +140,9 @@ def test_advantages_are_rollout_advantages_times_weights(must_fail):
     hidden, mask, correct = random_group(9, 7, 8)
     advantages = torch.tensor([-0.5, 1, -0.5])
 
-    def closest(costs, *sides_and_eps):
+    def closest(costs, *others):
         assert not costs.requires_grad  # their graph would keep all of them
-        return closest_spans(costs, *sides_and_eps)
+        return closest_spans(costs, *others)
 
     hidden.requires_grad_()
     omega = shear_weights(hidden, mask, correct, closest=closest, **SPANS).omega
@@ -177,10 +180,16 @@ def test_weights_are_those_of_a_slow_loop(must_fail):
     """Algorithm 1 as a whole; a rollout is empty, one shorter than the window."""
     hidden, mask, correct = random_group(9, 12, 4, 7, 0)
     expected = slow_weights(hidden, mask, correct, eps=0.5, **SPANS)
-    closest = partial(closest_spans, max_iters=5000, tol=1e-7)
-    omega = shear_weights(hidden, mask, correct, eps=0.5, closest=closest, **SPANS).omega
+    measure = solved_within(max_iters=5000, tol=1e-7)
+    omega = shear_weights(hidden, mask, correct, eps=0.5, measure=measure, **SPANS).omega
     assert omega.dtype == torch.float32
     assert_close(omega.double(), expected, atol=2e-6, rtol=0)
+    advantages = torch.tensor([0.5, -1.0, 2.0, 0.3, -0.7])
+    ours = shear_advantages(advantages, omega)
+    states = [rollout[kept] for rollout, kept in zip(hidden, mask.bool(), strict=True)]
+    listed = algorithm_1(states, correct, advantages, eps=0.5, measure=measure, **SPANS)
+    for row, token_advantages in enumerate(listed):
+        assert_close(ours[row][mask[row].bool()], token_advantages, atol=2e-6, rtol=0)
     with must_fail("the sides exchanged"):
         other = shear_weights(hidden, mask, correct.roll(1), eps=0.5, **SPANS).omega
         assert_close(other.double(), expected, atol=1e-2, rtol=0)
@@ -190,8 +199,8 @@ def test_default_tolerance_is_close_to_the_limit():
     """At the defaults' eps, tolerance and cap, weights are within 1% of a converged solve."""
     hidden, mask, correct = random_group(9, 12, 4)
     rough = shear_weights(hidden, mask, correct, **SPANS).omega
-    closest = partial(closest_spans, max_iters=3000, tol=1e-5)
-    exact = shear_weights(hidden, mask, correct, closest=closest, **SPANS).omega
+    measure = solved_within(max_iters=3000, tol=1e-5)
+    exact = shear_weights(hidden, mask, correct, measure=measure, **SPANS).omega
     assert_close(rough, exact, atol=0, rtol=1e-2)
 
 
@@ -211,8 +220,8 @@ def test_scale_and_order_and_padding_change_nothing(must_fail):
     The scale does not because eps is in units of nbar.
     """
     hidden, mask, correct = random_group(6, 6, 6, 6)
-    closest = partial(closest_spans, max_iters=2000, tol=1e-6)
-    exactly = partial(shear_weights, window=6, stride=6, eps=0.5, closest=closest)
+    measure = solved_within(max_iters=2000, tol=1e-6)
+    exactly = partial(shear_weights, window=6, stride=6, eps=0.5, measure=measure)
     omega = exactly(hidden, mask, correct).omega
     near = partial(assert_close, atol=1e-5, rtol=0)
     near(exactly(1000 * hidden, mask, correct).omega, omega)
@@ -226,6 +235,18 @@ def test_scale_and_order_and_padding_change_nothing(must_fail):
     near(wide, pad(omega, (2, 3)))
 
 
+def test_another_measure_is_one_function():
+    """`measure` takes costs, masses and eps of P pairs, and returns P distances."""
+    hidden, mask, correct = random_group(9, 12, 4, 7)
+
+    def mean_distance(costs, a, b, eps):
+        return (a[:, :, None] * costs * b[:, None, :]).sum((1, 2))
+
+    weighed = shear_weights(hidden, mask, correct, measure=mean_distance, **SPANS)
+    far = shear_weights(hidden, mask, correct, eps=100.0, **SPANS)  # the plan is nearly a x b
+    assert_close(weighed.omega, far.omega, rtol=1e-2, atol=0)
+
+
 def test_tiles_change_nothing(monkeypatch):
     """Pairs are solved on their own, so it does not matter how many are solved together."""
     hidden, mask, correct = random_group(9, 12, 4, 7)
@@ -234,17 +255,15 @@ def test_tiles_change_nothing(monkeypatch):
     assert_close(shear_weights(hidden, mask, correct, **SPANS).omega, whole, atol=2e-6, rtol=0)
 
 
-def test_statistics_are_of_every_pair_of_spans():
-    """`closest` says how many iterations each pair took, and how far off its marginals are."""
+def test_pairs_that_do_not_converge_are_counted():
+    """The counts are of every pair of spans, since they were last taken."""
     hidden, mask, correct = random_group(9, 12, 4)
-    capped = partial(closest_spans, max_iters=2)
-    closest = shear_weights(hidden, mask, correct, closest=capped, **SPANS).closest
+    take_counts()
+    closest = shear_weights(hidden, mask, correct, **SPANS).closest
     pairs = len(closest.of_right) * len(closest.of_wrong)
-    assert len(closest.iterations) == len(closest.error) == pairs == 3 * 3
-    assert closest.iterations.max() == 2
-    rough = partial(closest_spans, tol=0.3)
-    error = shear_weights(hidden, mask, correct, closest=rough, **SPANS).closest.error
-    assert 0.01 < error.max() <= 0.3
+    assert pairs == 3 * 3 and take_counts() == (0, pairs) and take_counts() == (0, 0)
+    shear_weights(hidden, mask, correct, measure=solved_within(2, 1e-12), **SPANS)
+    assert take_counts() == (pairs, pairs)
 
 
 # ---- what is refused -----------------------------------------------------------------------------
@@ -266,6 +285,7 @@ def test_zero_states_have_weight_zero_and_states_that_are_not_finite_are_refused
         (dict(window=0), "window must be at least 1"),
         (dict(window=4, stride=5), "stride must be between 1 and the window"),
         (dict(stride=0), "stride must be between 1 and the window"),
+        (dict(eps_unit="Nbar"), "eps_unit must be"),
     ],
 )
 def test_bad_options_are_named(options, message):

@@ -10,18 +10,18 @@ The theorems are tested in low dimension: at n = 100, d = 3584 their rate n^(-1/
 """
 
 import math
-from functools import partial
 from itertools import product
 
 import numpy as np
 import ot
 import pytest
 import torch
+from builders.groups import solved_within
 from scipy import stats
 from scipy.optimize import linear_sum_assignment, linprog
 from torch.nn.utils.rnn import pad_sequence
 
-from shear import closest_spans, shear_advantages, shear_weights, token_weights
+from shear import shear_advantages, shear_weights, token_weights
 from sinkhorn import sinkhorn
 
 RADIUS = 1.0  # (A2)'s M
@@ -72,8 +72,8 @@ def distances(side, window, own, opposing):
     The spans do not overlap, so nbar omega_t is d_min of the span of t.
     """
     correct = [side == "right"] + [side != "right"] * len(opposing)
-    closest = partial(closest_spans, max_iters=3000, tol=1e-4)
-    options = dict(window=window, stride=window, eps=EPS, closest=closest)
+    measure = solved_within(max_iters=3000, tol=1e-4)
+    options = dict(window=window, stride=window, eps=EPS, measure=measure)
     omega, nbar = weigh([own, *opposing], correct, **options)
     return nbar * omega[0, : len(own)]
 

@@ -11,6 +11,8 @@ import sys
 from dataclasses import replace
 from functools import partial, partialmethod
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
 from unittest.mock import Mock
 
 import pytest
@@ -26,17 +28,19 @@ from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import train
+from base import files
+from base.errors import RunFailed
+from base.files import read_lines
 from credit import rules
 from credit.batch import Batch
 from credit.rules import RULES, Rule
 from grading.sandbox import SandboxError
-from grpo import Rollouts, pad_left, rollout, token_ids
-from harness import files, load, models
-from harness.files import read_lines
+from grpo import Rollouts, group_advantages, pad_left, rollout, token_ids
+from harness import models
+from harness import run as load
 from rewards import Verdict
 from shear import Weighed, shear_weights
 from tasks import toy
-from tasks.errors import RunFailed
 from tasks.task import Task
 
 SMALL_TASK = "--task embedded --toy-lines 1 --heldout 2 --eval-groups 2 --prompts-per-update 2 "
@@ -51,6 +55,13 @@ def start(tmp_path_factory):
 
 
 # ---- a step --------------------------------------------------------------------------------------
+
+
+def graded(rollouts, verdicts, problems) -> Batch:
+    """A batch with the advantages of Eq. (1)."""
+    batch = Batch.of(rollouts, verdicts, problems)
+    batch.advantages = group_advantages(batch.rewards, batch.group_size)
+    return batch
 
 
 class Step:
@@ -74,15 +85,18 @@ class Step:
         self.rollouts = Rollouts(*prompt, ids, self.mask, torch.ones(16).bool(), [""] * 16)
         self.old_log_probs = context.score(self.rollouts).log_probs  # (16, 20)
         self.verdicts = [Verdict(row % 2.0, "drawn") for row in range(16)]
-        self.run.parts.sample = self.sample
 
-    def sample(self, *inputs) -> tuple:
-        """What the step finds where it would sample and grade."""
-        return self.problems, self.rollouts, self.verdicts
+    def take(self, step: int) -> tuple[dict, list[dict]]:
+        """`train.train_step` of these problems, rollouts and verdicts."""
+        task = SimpleNamespace(**vars(self.run.context.task), verdicts=lambda *_: self.verdicts)
+        task.draw = lambda *_: self.problems
+        self.run.context.task = task
+        with mock.patch.object(train, "sample", lambda *_: self.rollouts):
+            return train.train_step(self.run, step)
 
     def credit(self) -> Batch:
         """The batch of these rollouts, scored and with the token advantages of the run's rule."""
-        batch = Batch.of(self.rollouts, self.verdicts, self.problems)
+        batch = graded(self.rollouts, self.verdicts, self.problems)
         return train.score_and_credit(self.run, batch, train.log.Clock(ALONE.device))
 
     def freeze(self) -> None:
@@ -113,7 +127,7 @@ def test_a_rollout_without_a_verdict_counts_for_nothing(must_fail):
     hidden = torch.randn(4, 6, 3)
     rest = torch.tensor([0, 1, 3])
     verdicts = [Verdict(score, "known") for score in (1.0, 0.0, None, 0.0)]
-    batch = Batch.of(rollouts_like(mask), verdicts, [{}])
+    batch = graded(rollouts_like(mask), verdicts, [{}])
     assert batch.advantages[2] == 0 and not batch.mask[2].any()
     batch.hidden = hidden[rest].flatten(0, 1)
     ours = credit_by(recipe_with(window=3, stride=3), batch)
@@ -122,7 +136,7 @@ def test_a_rollout_without_a_verdict_counts_for_nothing(must_fail):
     assert not ours[2].any()
     with must_fail("a reward of 0 in its place"):
         verdicts[2] = Verdict(0.0, "wrong")
-        assert_close(Batch.of(rollouts_like(mask), verdicts, [{}]).advantages, batch.advantages)
+        assert_close(graded(rollouts_like(mask), verdicts, [{}]).advantages, batch.advantages)
 
 
 def written_out_updates(step: Step, old_log_probs, token_advantages) -> tuple[list, list]:
@@ -192,7 +206,7 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(make_step, monkeypatch, must
     def whole_step(method):
         torch.manual_seed(0)
         step = make_step("--lr 1e-3 --window 4 --stride 2 --method", method)
-        metrics, _ = train.train_step(step.run, 0)
+        metrics, _ = step.take(0)
         return [metrics["loss"], metrics["grad_norm"], *step.weights()]
 
     def unit_weights(hidden, mask, correct, **options):
@@ -224,20 +238,16 @@ def test_rollouts_without_advantage_cost_no_pass(make_step):
     assert step.update(0 * some)["grad_norm"] == 0
 
 
-@pytest.mark.parametrize("drops, counted", [(False, 16), (True, 8)])
-def test_a_rule_says_whether_rollouts_without_credit_count_in_the_loss_s_mean(
-    drops, counted, make_step, monkeypatch
-):
-    """Half of the rollouts have no credit; the mean is over the tokens of all, or of the others.
+def test_rollouts_without_credit_count_in_the_loss_s_mean(make_step):
+    """Half of the rollouts have no credit; the mean is over the tokens of all.
 
     rho = 1 for the policy that sampled, so the loss is minus the mean token advantage.
     """
-    monkeypatch.setitem(RULES, "grpo", RULES["grpo"]._replace(drops_uncredited=drops))
     step = make_step("--prompts-per-update 4 --temperature .7 --method grpo")
     token_advantages = 1.0 * step.mask
     token_advantages[8:] = 0
     metrics = step.update(token_advantages)
-    mean = (token_advantages.sum() / step.mask[:counted].sum()).item()
+    mean = (token_advantages.sum() / step.mask.sum()).item()
     assert metrics["loss"] == pytest.approx(-mean, rel=1e-4)
     assert metrics["abs_log_ratio"] < 1e-5
 
@@ -247,9 +257,9 @@ def test_a_filler_row_counts_for_nothing(make_step, monkeypatch):
     step = make_step()
     step.freeze()
     plain = step.update(torch.ones(step.mask.shape))
-    deal = train.fsdp.deal
+    own = train.fsdp.own_micro_batches
     filler = (torch.tensor([3]), True)
-    monkeypatch.setattr(train.fsdp, "deal", lambda *inputs: [*deal(*inputs), filler])
+    monkeypatch.setattr(train.fsdp, "own_micro_batches", lambda *inputs: [*own(*inputs), filler])
     assert step.update(torch.ones(step.mask.shape)) == plain and plain["grad_norm"] > 0
 
 
@@ -287,7 +297,7 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(make_step, monkeypat
 
     shear = RULES["shear"].credit
     blocks = Batch.blocks
-    monkeypatch.setitem(RULES, "shear", RULES["shear"]._replace(credit=noted))
+    step.run.rule = RULES["shear"]._replace(credit=noted)
     whole = step.credit()
     for tokens in (1, int(step.mask[:8].sum())):
         monkeypatch.setattr(Batch, "blocks", partialmethod(blocks, most=tokens))

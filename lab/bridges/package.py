@@ -4,8 +4,8 @@ The files at the root import each other by plain names, such as `sinkhorn`, whic
 else in a user's environment (a package `shear` is on PyPI). So the build puts them into one
 package, and writes its name before theirs in their imports.
 
-pyproject.toml names this command of setuptools; setup.py says where `lab/` is missing. Left out:
-editable installs; work in a clone needs none.
+pyproject.toml names this command of setuptools, and nothing else is needed. Left out: editable
+installs; work in a clone needs none.
 """
 
 from pathlib import Path

@@ -1,12 +1,12 @@
 """SHEAR's token weights for a trainer of your own: Algorithm 1 of arXiv 2604.23318, its fast path.
 
-    omega = shear_weights(hidden, mask, correct)                                # one prompt
+    omega = shear_omega(hidden, mask, correct)                                  # one prompt
     credit = token_advantages(advantages, hidden, mask, correct, group_size=G)  # a batch of them
 
 `credit` (B, T) takes the place of GRPO's advantages (B,) in the policy loss. `trl_shear` and
 `verl_shear` do all of this in TRL's and in verl's trainer. `shear_credit.shear` has the plain
-functions, which solve every pair of spans: their weights are equal, and they took up to 57 times as
-long in our benchmarks.
+functions, which solve every pair of spans: `shear_weights` there returns these weights with what
+they were made of, and took up to 57 times as long in our benchmarks.
 
 What stays: the names below with their arguments, defaults and shapes, in all versions 0.1.x.
 Weights that change by more than rounding (1e-4 of them) raise the minor version. All other names
@@ -21,14 +21,13 @@ from torch import Tensor
 
 from lab.fast.distances import token_distances
 from lab.fast.race import race
-from shear import EPS, STRIDE, WINDOW, ClosestHook, Distances, shear_advantages
-from shear import shear_weights as weigh
+from shear import EPS, STRIDE, WINDOW, ClosestHook, Cost, shear_advantages, shear_weights
 
-__all__ = ["race", "shear_weights", "token_advantages", "token_distances"]
+__all__ = ["race", "shear_omega", "token_advantages", "token_distances"]
 __version__ = "0.2.0"
 
 
-def shear_weights(
+def shear_omega(
     hidden: Tensor,
     mask: Tensor,
     correct: Tensor,
@@ -37,7 +36,7 @@ def shear_weights(
     stride: int = STRIDE,
     eps: float = EPS,
     mean1: bool = False,
-    distances: Distances = token_distances,
+    cost: Cost = token_distances,
     closest: ClosestHook = race,
 ) -> Tensor:
     """The token weights omega (G, T) float32 of one prompt's G rollouts; constants for autograd.
@@ -51,19 +50,19 @@ def shear_weights(
     nbar. It is 1 where no rollout has the opposite verdict, and 0 where the mask is 0. With `mean1`
     the weights are divided by their mean, so that SHEAR's steps are as large as GRPO's.
 
-    `distances` and `closest` are hooks, described in `shear_credit.shear`. Warns where no response
+    `cost` and `closest` are hooks, described in `shear_credit.shear`. Warns where no response
     is longer than the window. Raises ValueError for a bad window, stride or eps, for a state that
     is not finite, and for a verdict in `correct` that is neither bool nor 0 or 1.
     """
     check_inputs(mask, correct, window)
-    omega = weigh(
+    omega = shear_weights(
         hidden,
         mask,
         correct,
         window=window,
         stride=stride,
         eps=eps,
-        distances=distances,
+        cost=cost,
         closest=closest,
     ).omega
     return with_mean1(omega, mask) if mean1 else omega
@@ -84,16 +83,16 @@ def token_advantages(
     """A omega (B, T) for a batch of whole groups, from GRPO's advantages A (B,).
 
     The `group_size` rollouts of a prompt are adjacent; hidden (B, T, d), mask (B, T), correct (B,)
-    and the options are those of `shear_weights`. Groups do not see each other, so a batch may come
+    and the options are those of `shear_omega`. Groups do not see each other, so a batch may come
     in parts. States on another device, such as the CPU, are moved to the mask's device group by
-    group. Warns and raises ValueError as `shear_weights` does, of the batch; raises it for an
+    group. Warns and raises ValueError as `shear_omega` does, of the batch; raises it for an
     incomplete group, too.
     """
     if len(mask) % group_size:
         raise ValueError(f"{len(mask)} rollouts cannot be split into groups of {group_size}")
     check_inputs(mask, correct, window)
-    sizes = partial(weigh, window=window, stride=stride, eps=eps)
-    weights_of = partial(sizes, distances=token_distances, closest=race)
+    sizes = partial(shear_weights, window=window, stride=stride, eps=eps)
+    weights_of = partial(sizes, cost=token_distances, closest=race)
     omega = []
     for start in range(0, len(mask), group_size):
         group = slice(start, start + group_size)

@@ -39,7 +39,7 @@ from verl.utils.seqlen_balancing import get_group_balanced_partitions, log_seqle
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
 
-from lab.bridges.shear_credit import shear_weights
+from lab.bridges.shear_credit import shear_omega
 from lab.bridges.states import keep_states
 from shear import EPS, STRIDE, WINDOW, span_bounds
 
@@ -139,7 +139,7 @@ class Groups:
         threshold: float = 0.5,
         mean1: bool = False,
     ) -> None:
-        self.weights_of = partial(shear_weights, window=window, stride=stride, eps=eps, mean1=mean1)
+        self.weights_of = partial(shear_omega, window=window, stride=stride, eps=eps, mean1=mean1)
         self.masks = data["response_mask"].unbind()
         self.correct = verdicts(data, verdict) > threshold  # (B,)
         self.omega: dict[int, Tensor] = {}  # row -> (T,), once its group is complete

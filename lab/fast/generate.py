@@ -36,7 +36,7 @@ def fast_generate(
     """Sample as `hf_generate` does, whose `options` these are: (b, P) -> (b, T) ids."""
     cache = read_prompts(model, prompt_ids, prompt_mask)
     return hf_generate(
-        model, prompt_ids, prompt_mask, loop=live_rows, past_key_values=cache, **options
+        model, prompt_ids, prompt_mask, custom_generate=live_rows, past_key_values=cache, **options
     )
 
 

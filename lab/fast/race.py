@@ -28,7 +28,11 @@ import torch
 from torch import Tensor
 
 from lab.fast.distances import CHUNK_ENTRIES
-from shear import Closest, Side, Spans, closest_of
+from shear import Closest, Measure, Side, Spans, closest_of, closest_spans, w_eps
+from sinkhorn import count
+
+TOL = 1e-3  # marginal error at which a pair stops, `sinkhorn`'s
+MAX_ITERS = 1000  # plain ones, of which it takes several times as many as over-relaxed ones
 
 # In units of eps: pairs this close to the lowest bound advance with it, for fewer, larger rounds.
 LEAD = 0.05
@@ -44,20 +48,20 @@ def race(
     right: Side,
     wrong: Side,
     eps: float,
-    *,
-    max_iters: int = 100,
-    tol: float = 1e-3,
+    measure: Measure = w_eps,
 ) -> Closest:
     """The closest opposing span of each span, as `shear.closest_spans` finds them.
 
     costs (N+, N-) between the tokens of the right and of the wrong side; eps in their units.
-    `iterations` counts each pair's until it was solved or left the race, (K+ K-,); `error` is of
-    the solved pairs. The tokens of a wrong span must be consecutive. `max_iters` and `tol` are
-    those of `sinkhorn`, and every value is the one it would give, up to rounding (1e-6 of it).
-    Raises ValueError for eps <= 0, max_iters < 1, and costs that are not finite in units of eps.
+    The tokens of a wrong span must be consecutive. Every value is the one that `sinkhorn` would
+    give, up to the tolerance of both (1e-4 nbar). A measure that is not `w_eps` has no such bounds:
+    every pair is measured. Raises ValueError for eps <= 0 and costs that are not finite in units of
+    eps.
     """
-    if max_iters < 1 or not eps > 0:
-        raise ValueError(f"eps must be positive and max_iters at least 1, got {eps}, {max_iters}")
+    if measure is not w_eps:
+        return closest_spans(costs, right, wrong, eps, measure)
+    if not eps > 0:
+        raise ValueError(f"eps must be positive, got {eps}")
     x_mass = right.spans.mass
     y_mass = wrong.spans.mass
     n = x_mass.shape[1]
@@ -79,18 +83,17 @@ def race(
             break
         for pairs in leading.split(at_once):
             k, l = pairs.unbind(1)  # noqa: E741 - the paper's letters
-            left = max_iters - iterations[k, l]
+            left = MAX_ITERS - iterations[k, l]
             found = advance(
-                blocks.of(k, l), x_mass[k], y_mass[l], potentials[k, l], left, steps=steps, tol=tol
+                blocks.of(k, l), x_mass[k], y_mass[l], potentials[k, l], left, steps=steps, tol=TOL
             )
             potentials[k, l] = found.g
             error[k, l] = found.error
             iterations[k, l] += found.iterations
             bounds[k, l] = found.value.masked_fill(found.stopped, math.inf)
             values[k, l] = found.value.masked_fill(~found.stopped, math.inf)
-    closest = closest_of(eps * values.clamp_min(0.0))  # rounding can leave -1e-9
-    solved = values.isfinite()
-    return closest._replace(iterations=iterations.flatten().clamp_min(1), error=error[solved])
+    count(error[values.isfinite()], TOL)
+    return closest_of(eps * values.clamp_min(0.0))  # rounding can leave -1e-9
 
 
 def _leads(bounds: Tensor, values: Tensor, dim: int) -> Tensor:

@@ -35,10 +35,10 @@ def reference_closest(
 def reference_loss(
     logp: Tensor, old_logp: Tensor, advantages: Tensor, mask: Tensor, n_tokens: int, *clip: float
 ) -> Tensor:
-    """The loss of `grpo.policy_loss`."""
+    """The loss of `grpo.policy_loss`, whose sum `train.backward` divides."""
     from grpo import policy_loss  # grpo imports transformers, which takes seconds
 
-    return policy_loss(logp, old_logp, advantages, mask, n_tokens, *clip)[0]
+    return policy_loss(logp, old_logp, advantages, mask, *clip)[0] / n_tokens
 
 
 # ---- the inputs ------------------------------------------------------------------------------
@@ -72,7 +72,9 @@ def sides_of(lengths: list[int], right: int) -> tuple[shear.Side, shear.Side]:
     """
     hidden = torch.randn(len(lengths), max(lengths), 3)
     mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    sides = shear.two_sides(hidden, mask, torch.arange(len(lengths)) < right, window=4, stride=2)
+    sides = shear.two_sides(
+        hidden[mask], mask, torch.arange(len(lengths)) < right, window=4, stride=2
+    )
     assert sides is not None
     return sides
 

@@ -87,16 +87,16 @@ MISTAKES = [
     Mistake(
         "The weights of wrong rollouts do not depend on the states of right ones.",
         "shear.py",
-        """    costs = distances(right.states, wrong.states)  # (N+, N-), Eq. (3)
+        """    costs = cost(right.states, wrong.states)  # (N+, N-), Eq. (3)
     unit = nbar if eps_unit == "nbar" else 1.0
-    nearest = closest(costs, right, wrong, eps * unit)  # Alg. 1 line 5, Step 1
+    nearest = closest(costs, right, wrong, eps * unit, measure)  # Alg. 1 line 5, Step 1
     omega[right.mask] = pool(nearest.of_right / nbar, right.spans)  # Alg. 1 line 14, Step 3
     omega[wrong.mask] = pool(nearest.of_wrong / nbar, wrong.spans)
 """,
         """    unit = nbar if eps_unit == "nbar" else 1.0
     for side in (right, wrong):
-        costs = distances(side.states, side.states)  # (N, N), Eq. (3)
-        nearest = closest(costs, side, side, eps * unit)  # Alg. 1 line 5, Step 1
+        costs = cost(side.states, side.states)  # (N, N), Eq. (3)
+        nearest = closest(costs, side, side, eps * unit, measure)  # Alg. 1 line 5, Step 1
         omega[side.mask] = pool(nearest.of_right / nbar, side.spans)  # Alg. 1 line 14, Step 3
 """,
         "test_shear.py::test_weights_are_those_of_a_slow_loop",
@@ -111,15 +111,15 @@ MISTAKES = [
     Mistake(
         "A token of a short response counts more than a token of a long one.",
         "grpo.py",
-        "loss = -torch.where(mask, surrogate, 0.0).sum() / n_tokens",
-        "loss = -(torch.where(mask, surrogate, 0.0).sum(1) / mask.sum(1).clamp_min(1)).mean()",
-        "test_grpo.py::test_the_loss_is_the_sum_over_all_tokens_by_their_number",
+        "loss = -torch.where(mask, surrogate, 0.0).sum()",
+        "loss = -(torch.where(mask, surrogate, 0.0).sum(1) / mask.sum(1).clamp_min(1)).sum()",
+        "test_grpo.py::test_the_loss_is_the_sum_over_all_tokens",
     ),
     Mistake(
         NO_SYMPTOM,
         "shear.py",
-        "nbar = mean_norm(hidden[mask])",
-        "nbar = mean_norm(hidden.flatten(0, 1))",
+        "nbar = mean_norm(states)",
+        "nbar = mean_norm(hidden.flatten(0, -2))",
         "test_shear.py::test_scale_and_order_and_padding_change_nothing",
     ),
     Mistake(
@@ -132,8 +132,8 @@ MISTAKES = [
     Mistake(
         "No token is ever clipped, however many updates a batch gets.",
         "train.py",
-        "old_log_probs = batch.log_probs[own_rows, :width]",
-        "old_log_probs = new_log_probs.detach()",
+        "        batch.log_probs[rows, :width],\n",
+        "        run.trained(rollouts, run.context.temperature).log_probs.detach(),\n",
         "test_train.py::test_updates_are_those_of_a_written_out_loop",
     ),
 ]

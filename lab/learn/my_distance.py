@@ -7,20 +7,14 @@ from torch import Tensor
 
 from credit.batch import Batch, Context
 from credit.rules import rule, shear
-from shear import Closest, Side, closest_of, every_pair
 
 
-def mean_distance(costs: Tensor, a: Tensor, b: Tensor) -> Tensor:
+def mean_distance(costs: Tensor, a: Tensor, b: Tensor, eps: float) -> Tensor:
     """Of P pairs of spans: costs (P, n, m), masses (P, n) and (P, m) -> their distances (P,)."""
     return (a[:, :, None] * costs * b[:, None, :]).sum((1, 2))
-
-
-def closest(costs: Tensor, right: Side, wrong: Side, eps: float, **solver: float) -> Closest:
-    """The closest opposing span of each span, in place of `shear.closest_spans`."""
-    return closest_of(every_pair(costs, right.spans, wrong.spans, mean_distance))
 
 
 @rule("my_distance", "shear, but by the mean distance of two spans' tokens", needs_states=True)
 def my_distance(batch: Batch, context: Context) -> Tensor:
     """A_t = A omega_t, with the distance above."""
-    return shear(batch, context, closest=closest)
+    return shear(batch, context, measure=mean_distance)

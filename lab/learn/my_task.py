@@ -6,8 +6,8 @@ python train.py --use lab.learn.my_task --task my_task
 from dataclasses import replace
 from typing import Any
 
+from base.config import TASKS, Problems
 from tasks import toy
-from tasks.settings import TASKS, Problems
 from tasks.task import Task
 
 

@@ -13,19 +13,16 @@ brackets the lowest and the highest. The rows that are there, of ten runs, have 
 commit 3fe5855, one thread of an AMD EPYC, torch 2.13.0, transformers 5.23.0, 2026-11-25.
 """
 
-from lab.records.help import show_help
-
-show_help(__doc__)
-
 import sys
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from harness import files, log
+from base import files
+from harness import log
 
-ROWS = Path(__file__).with_name("default-runs.jsonl")
+ROWS = Path(__file__).parent / "rows" / "default-runs.jsonl"
 MEASURED = {  # in the evaluations before and after training
     "greedy": "greedy accuracy",
     "sampled": "sampled accuracy",

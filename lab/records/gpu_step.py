@@ -1,16 +1,13 @@
 r"""Seconds and memory of a training step, phase by phase, with random weights.
 
-    python -m lab.records.gpu_step 1.5B --prompts-per-step 32
+    python -m lab.records.gpu_step 1.5B --prompts-per-step 32 --use lab.fast
     python -m lab.records.gpu_step 7B --prompts-per-step 16 --max-tokens 500 \
-        --use lab.tools.lora:rank=16
+        --use lab.fast lab.tools.lora:rank=16
 
-Other flags are those of train.py; it uses `lab.fast`. Half of the responses end within a fifth of
-`--max-tokens`. The step is the second one; the first, with few and short responses, warms up.
+Other flags are those of train.py, such as `--use lab.fast`. Half of the responses end within a
+fifth of `--max-tokens`. The step is the second one; the first, with few and short responses, warms
+up.
 """
-
-from lab.records.help import show_help
-
-show_help(__doc__)
 
 import copy
 import sys
@@ -22,12 +19,12 @@ import torch
 import transformers
 
 import train
+from grpo import Policy
 from harness import fsdp, log
-from harness.load import make_run, make_task
+from harness.run import Hooks, Loaded, make_context, make_task, start_run, use
 from lab.records import random_model
 from lab.studies.needs import settings_of_run
 from lab.tools import plan
-from tasks.plug import use
 
 shape, *flags = sys.argv[1:]
 folder = Path(tempfile.mkdtemp())
@@ -39,11 +36,12 @@ ranks = fsdp.join(config.device)
 model = random_model.make_model(shape, ranks.device, config.max_tokens / 5)
 tokenizer = random_model.make_tokenizer(shape)
 config, task, _ = make_task(config, tokenizer, model.config.max_position_embeddings)
-run = make_run(config, ranks, model, tokenizer, task)
-run.folder = folder
-use(run.parts, config.use)
+hooks = Hooks()
+use(hooks, config.use)
+context = make_context(config, Policy(model), tokenizer, task, hooks.shear)
+loaded = Loaded(config, ranks, context, hooks, [])
 predicted = plan.peaks_gb(model, config, 1)
-fsdp.shard(run)
+run = start_run(loaded, folder)
 del model
 peaks = {}  # GB, by phase
 lap = log.Clock.lap

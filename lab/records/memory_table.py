@@ -3,14 +3,10 @@
 Run: `python -m lab.records.memory_table`.
 """
 
-from lab.records.help import show_help
-
-show_help(__doc__)
-
 from dataclasses import replace
 
-from harness import memory
-from harness.config import Config
+from base.config import Config
+from harness import models as memory
 from harness.models import outline_of
 from lab.records.random_model import LARGE, SMALL
 from lab.tools import lora, plan

@@ -1,13 +1,12 @@
 """Ablations of SHEAR (Sec. 5.4.1 of arXiv 2604.23318): other functions for its hooks.
 
-    closest_by_cost     hook `closest`: the reading "cost" of Eq. (10), <P, C>, `value_linear` in
-                        sinkhorn.py. It has no floor, so it vanishes on shared prefixes, and no
-                        bounds to race with, so every pair is solved
-    closest_by_chamfer  the same hook, by the symmetric Chamfer distance
-    closest_by_cosine   by 1 - cos of the mean states
-    closest_by_mmd      by the MMD of a Gaussian kernel
-    mean_weights        hook `pool`: the mean over a token's spans instead of the largest
-    even_out            normalisation over each rollout instead of the group
+    transport_cost     hook `measure`: the reading "cost" of Eq. (10), <P, C>, `value_linear` in
+                       sinkhorn.py. It has no floor, so it vanishes on shared prefixes
+    chamfer_distance   the same hook: the symmetric Chamfer distance
+    closest_by_cosine  hook `closest`: by 1 - cos of the mean states
+    closest_by_mmd     by the MMD of a Gaussian kernel
+    mean_weights       hook `pool`: the mean over a token's spans instead of the largest
+    even_out           normalisation over each rollout instead of the group
 
 The kernel's width is a median: the lower one of all distances between a token of a right and a
 token of a wrong rollout of the group.
@@ -27,54 +26,38 @@ from credit.batch import Batch, Context
 from credit.rules import log_distances, rule, shear, weigh
 from shear import (
     Closest,
+    Measure,
     Side,
     Spans,
     closest_of,
     every_pair,
     shear_advantages,
     token_distances,
+    w_eps,
 )
 from sinkhorn import sinkhorn
 
 DUST = 1e-6  # share of the group's mean weight; a rollout's mean below it is a rounded 0
 
 
-# ---- the hook `closest`, by other distances of two spans -----------------------------------------
+# ---- other distances of two spans ----------------------------------------------------------------
 
 
-def closest_by_cost(
-    costs: Tensor, right: Side, wrong: Side, eps: float, *, max_iters: int, tol: float
-) -> Closest:
-    """The transport costs <P, C> of all pairs; `max_iters` and `tol` are those of `sinkhorn`."""
-    iterations = []
-    errors = []
-
-    def measure(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        solved = sinkhorn(blocks, a, b, eps=eps, max_iters=max_iters, tol=tol)
-        iterations.append(solved.iterations)
-        errors.append(solved.error)
-        return solved.value_linear.clamp_min(0.0)  # rounding can leave -1e-9
-
-    closest = closest_of(every_pair(costs, right.spans, wrong.spans, measure))
-    return closest._replace(iterations=torch.cat(iterations), error=torch.cat(errors))
+def transport_cost(costs: Tensor, a: Tensor, b: Tensor, eps: float) -> Tensor:
+    """<P, C> of the plan that `sinkhorn` finds, without the KL term."""
+    return sinkhorn(costs, a, b, eps=eps).value_linear.clamp_min(0.0)  # rounding can leave -1e-9
 
 
-def closest_by_chamfer(
-    costs: Tensor, right: Side, wrong: Side, eps: float, **solver: float
-) -> Closest:
+def chamfer_distance(costs: Tensor, a: Tensor, b: Tensor, eps: float) -> Tensor:
     """(mean_x min_y ||x - y|| + mean_y min_x ||x - y||) / 2."""
-
-    def measure(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        x, y = a > 0, b > 0  # (P, n), (P, m)
-        to_y = blocks.masked_fill(~y[:, None, :], torch.inf).amin(2)  # (P, n)
-        to_x = blocks.masked_fill(~x[:, :, None], torch.inf).amin(1)  # (P, m)
-        return ((to_y * x).sum(1) / x.sum(1) + (to_x * y).sum(1) / y.sum(1)) / 2
-
-    return closest_of(every_pair(costs, right.spans, wrong.spans, measure))
+    x, y = a > 0, b > 0  # (P, n), (P, m)
+    to_y = costs.masked_fill(~y[:, None, :], torch.inf).amin(2)  # (P, n)
+    to_x = costs.masked_fill(~x[:, :, None], torch.inf).amin(1)  # (P, m)
+    return ((to_y * x).sum(1) / x.sum(1) + (to_x * y).sum(1) / y.sum(1)) / 2
 
 
 def closest_by_cosine(
-    costs: Tensor, right: Side, wrong: Side, eps: float, **solver: float
+    costs: Tensor, right: Side, wrong: Side, eps: float, measure: Measure = w_eps
 ) -> Closest:
     """1 - cos(mean_P, mean_Q), from the states of both sides."""
     means = []
@@ -85,14 +68,16 @@ def closest_by_cosine(
     return closest_of((1 - means[0] @ means[1].T).clamp_min(0.0))
 
 
-def closest_by_mmd(costs: Tensor, right: Side, wrong: Side, eps: float, **solver: float) -> Closest:
+def closest_by_mmd(
+    costs: Tensor, right: Side, wrong: Side, eps: float, measure: Measure = w_eps
+) -> Closest:
     """The square root of the biased MMD^2, with the kernel exp(-d^2 / (2 m^2)).
 
     m is the group's median distance, as the module's docstring says.
     """
     median = max(costs.median().item(), 1e-30)
 
-    def kernel(blocks: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    def kernel(blocks: Tensor, a: Tensor, b: Tensor, eps: float = 0.0) -> Tensor:
         return torch.einsum("pij,pi,pj->p", (-((blocks / median) ** 2) / 2).exp(), a, b)
 
     def own_kernels(side: Side) -> Tensor:
@@ -100,7 +85,7 @@ def closest_by_mmd(costs: Tensor, right: Side, wrong: Side, eps: float, **solver
         points = side.states[side.spans.tokens]  # (K, n, d)
         return kernel(token_distances(points, points), side.spans.mass, side.spans.mass)
 
-    cross = every_pair(costs, right.spans, wrong.spans, kernel)
+    cross = every_pair(costs, right.spans, wrong.spans, eps, kernel)
     own = own_kernels(right)[:, None] + own_kernels(wrong)
     return closest_of((own - 2 * cross).clamp_min(0.0).sqrt())
 
@@ -134,10 +119,10 @@ def shear_with(**hooks: Callable) -> Callable[..., Tensor]:
     return partial(shear, **hooks)
 
 
-cost = shear_with(closest=closest_by_cost)
+cost = shear_with(measure=transport_cost)
 rule("shear-cost", "shear, but of Eq. (10) only the transport cost", needs_states=True)(cost)
 
-chamfer = shear_with(closest=closest_by_chamfer)
+chamfer = shear_with(measure=chamfer_distance)
 rule("shear-chamfer", "shear, but by the Chamfer distance of two spans", needs_states=True)(chamfer)
 
 cosine = shear_with(closest=closest_by_cosine)

@@ -1,21 +1,20 @@
 """Credit by how far a LoRA adapter (`--use lab.tools.lora`) moves the policy."""
 
-import math
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
+from base.errors import BadInput
 from credit.batch import Batch, Context
 from credit.rules import rule
 from lab.tools import salience
-from tasks.errors import BadInput
 
 if TYPE_CHECKING:
-    from harness.run import Run
+    from harness.run import Loaded
 
 
-def needs_adapter(run: "Run", **options: object) -> None:
+def needs_adapter(run: "Loaded", folder: Path, **options: object) -> None:
     """Raise BadInput without `--use lab.tools.lora`."""
     if not any(text.startswith("lab.tools.lora") for text in run.config.use):
         raise BadInput(
@@ -40,26 +39,3 @@ def arca(batch: Batch, context: Context, *, floor: float = 1e-06) -> Tensor:
     change = (change + floor) * batch.mask  # (B, T)
     total = change.sum(1, keepdim=True).clamp_min(floor)  # (B, 1)
     return batch.A * change * batch.lengths / total
-
-
-@rule(
-    "dgpo",
-    "how far a LoRA adapter moves the next token's distribution, gated by entropy",
-    prepare=needs_adapter,
-)
-def dgpo(batch: Batch, context: Context, *, tau: float = 0.5, kappa: float = 1.0) -> Tensor:
-    """A_t = A w_t, w_t = T softmax_t(d_t (H_t / log V)^kappa / tau): DGPO (arXiv 2605.03327).
-
-    The softmax is over the rollout's T tokens, so the mean weight is 1. d_t is the squared
-    Hellinger distance of the policy's next-token distribution from that of the start, which is the
-    model without its LoRA adapter, and V is the size of the vocabulary. At the default tau the
-    weights hardly differ until the policy has moved far: read `weight_std` in metrics.jsonl beside
-    any result. Formula and defaults are those of two implementations, as the paper's text was not
-    found. Inferred: distributions are those of the temperature of sampling. Deviates: weights are
-    computed once per step; in the implementations, in each update.
-    """
-    drift = salience.drift_from_start(batch.rollouts, context)  # (B, T)
-    vocabulary = context.policy.model.config.get_text_config().vocab_size
-    scores = drift * (batch.entropies / math.log(vocabulary)) ** kappa
-    shares = torch.where(batch.mask, scores / tau, -torch.inf).softmax(1)  # (B, T)
-    return batch.A * batch.lengths * shares

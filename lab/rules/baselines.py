@@ -1,86 +1,48 @@
-"""Baselines of least noise in place of the group's mean; token advantages (B, T).
-
-    opo-length    r minus one baseline per group, the mean reward weighted by the rollouts' lengths
-    opo-energy    the same, weighted by squared gradient norms
-    otb           r minus one baseline per token, weighted by the norms of the tokens so far
-    own-baseline  another rule's weights times r minus the baseline of least noise for these weights
-    opo-shear     SHEAR's weights times opo-energy
-    otb-shear     SHEAR's weights times otb
+"""The baseline of least noise under another rule's weights, in place of the group's mean.
 
 Of all baselines b of a group, b = E[|g|^2 r] / E[|g|^2] gives the gradient g (r - b) the least mean
 square, where g is the gradient of log pi. No b changes the gradient's mean, so the variance is
 least, too. The norm of g is not known without a backward pass for each rollout; the sum over its
 tokens of `salience.logit_gradients` stands for |g|^2. A rule with the token weights w has the
-gradient sum_t w_t g_t, for which w_t^2 |g_t|^2 counts: the baseline of `opo-energy` is not the best
-one under SHEAR's weights, and so `opo-shear` is a control. Weights that depend on the rollout give
+gradient sum_t w_t g_t, for which w_t^2 |g_t|^2 counts. Weights that depend on the rollout give
 w_t g_t a mean, and b then changes the expected gradient as well.
+
+With `of=grpo`, whose weights are 1, it is OPO's baseline of a sequence (arXiv 2505.23585) with
+gradient norms where OPO takes lengths.
 
 Left out: the division by the group's standard deviation, as in the sources, and the correlation of
 a rollout's tokens.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from base.errors import BadInput
 from credit.batch import Batch, Context, effective_weights
-from credit.rules import find, rule, weigh
+from credit.rules import find, rule
+from lab.rules.controls import WITHOUT_WEIGHTS
 from lab.tools.salience import logit_gradients
-from tasks.errors import BadInput
 
 if TYPE_CHECKING:
-    from harness.run import Run
+    from harness.run import Loaded
 
 
-@rule("opo-length", "the reward minus the group's mean, weighted by length", weighs=False)
-def opo_length(batch: Batch, context: Context) -> Tensor:
-    """A_t = r - b with b = sum_i T_i r_i / sum_i T_i: OPO (arXiv 2505.23585).
-
-    T_i is the rollout's number of tokens; where all are equal, b is the plain mean.
-    """
-    return above_baseline(batch, batch.lengths.expand_as(batch.mask))
-
-
-@rule("opo-energy", "the same, weighted by squared gradient norms", weighs=False)
-def opo_energy(batch: Batch, context: Context) -> Tensor:
-    """A_t = r - b with b = sum_i W_i r_i / sum_i W_i, W_i the squared norms of all tokens; ours.
-
-    It is the sequence's baseline that OPO derives, with OTB's estimate of norms where OPO takes
-    lengths.
-    """
-    norms = logit_gradients(batch.rollouts, context)  # (B, T)
-    return above_baseline(batch, norms.sum(1, keepdim=True).expand_as(norms))
-
-
-@rule("otb", "the same with a baseline for each token, by the norms up to it", weighs=False)
-def otb(batch: Batch, context: Context) -> Tensor:
-    """A_t = r - b_t, weighted by the norms of the tokens up to t: OTB (arXiv 2602.07078).
-
-    W_t is the sum of the squared gradient norms of tokens 1 to t. A rollout that has ended before t
-    does not count, as in verl's `compute_optimal_token_baseline_advantage`.
-    """
-    norms = logit_gradients(batch.rollouts, context)  # (B, T)
-    return above_baseline(batch, norms.cumsum(1) * batch.mask)
-
-
-def prepare_inner(run: "Run", *, of: str = "shear", **options: object) -> None:
+def prepare_inner(run: "Loaded", folder: Path, *, of: str = "shear", **options: object) -> None:
     """Prepare the rule whose weights are used; raises BadInput for one without weights."""
     inner = find(of)
-    if inner.drops_uncredited or not inner.weighs:
-        raise BadInput(
-            f"--method own-baseline: {of} has no weights, or counts tokens otherwise; choose "
-            "another rule"
-        )
+    if of in WITHOUT_WEIGHTS:
+        raise BadInput(f"--method own-baseline: {of} has no weights; choose another rule")
     if inner.prepare:
-        inner.prepare(run)
+        inner.prepare(run, folder)
 
 
 @rule(
     "own-baseline",
     "another rule's weights, with the baseline that gives them the least noise",
     needs_states=True,
-    weighs=False,
     prepare=prepare_inner,
 )
 def own_baseline(
@@ -96,18 +58,6 @@ def own_baseline(
     norms = weights.square() * logit_gradients(batch.rollouts, context)  # (B, T)
     energy = norms.sum(1, keepdim=True).expand_as(norms)  # (B, T)
     return weights * above_baseline(batch, energy, others)
-
-
-@rule("opo-shear", "control: shear's weights times opo-energy", needs_states=True, weighs=False)
-def opo_shear(batch: Batch, context: Context) -> Tensor:
-    """A_t = omega_t (r - b) with the baseline of `opo-energy`, which ignores omega; ours."""
-    return shear_omega(batch, context) * opo_energy(batch, context)
-
-
-@rule("otb-shear", "control: shear's weights times otb", needs_states=True, weighs=False)
-def otb_shear(batch: Batch, context: Context) -> Tensor:
-    """A_t = omega_t (r - b_t) with the baselines of `otb`, which ignore omega; ours."""
-    return shear_omega(batch, context) * otb(batch, context)
 
 
 def above_baseline(batch: Batch, norms: Tensor, others: bool = False) -> Tensor:
@@ -127,11 +77,3 @@ def above_baseline(batch: Batch, norms: Tensor, others: bool = False) -> Tensor:
         denominator = denominator - of_groups
     gaps = torch.where(denominator > 0, rewards - numerator / denominator, 0.0)
     return gaps.float().flatten(0, 1)
-
-
-def shear_omega(batch: Batch, context: Context) -> Tensor:
-    """SHEAR's weights with the run's settings, (B, T)."""
-    omega = []
-    for _, hidden, mask, correct in batch.groups():
-        omega.append(weigh(context, hidden, mask, correct).omega)  # (G, T)
-    return torch.cat(omega)

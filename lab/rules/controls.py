@@ -1,23 +1,28 @@
 """Controls: what an honest comparison of credit rules needs beside them."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from base.errors import BadInput
 from credit.batch import Batch, Context, effective_weights
 from credit.measures import positions
 from credit.rules import find, rule, shear, weigh
+from grpo import to_padded
 from lab.tools.moments import group_moments
 from shear import mean_norm
-from tasks.errors import BadInput
 
 if TYPE_CHECKING:
-    from harness.run import Run
+    from harness.run import Loaded
+
+# Rules that do not multiply A by weights: the signs of their advantages may differ from A's.
+WITHOUT_WEIGHTS = {"own-baseline", "scaled", "pure"}
 
 
-def needs_first_errors(run: "Run", **options: object) -> None:
+def needs_first_errors(run: "Loaded", folder: Path, **options: object) -> None:
     """Raise BadInput if the run's task does not know first errors."""
     if not run.context.task.first_error:
         raise BadInput(
@@ -43,36 +48,6 @@ def oracle(batch: Batch, context: Context, *, mass: int = 0) -> Tensor:
     return batch.A * kept * gain**mass
 
 
-@rule(
-    "cliff",
-    "control: 0 before the true first error, A from it on; centred",
-    weighs=False,
-    prepare=needs_first_errors,
-)
-def cliff(batch: Batch, context: Context, *, prefix: float = 0.0) -> Tensor:
-    """A_t = A_cor - b, but A_inc - b from a wrong rollout's true first error on: Cliff.
-
-    Before its first error a wrong rollout has `prefix` A_cor - b (arXiv 2609.02817, whose teacher
-    names the error that the task knows here). A_cor = (1 - mu) / sigma and A_inc = -mu / sigma, mu
-    the group's share of right rollouts and sigma = sqrt(mu (1 - mu)); b makes the mean over the
-    group's tokens 0. Inferred: a wrong rollout without a known error keeps A, and b is taken off
-    all other tokens.
-    """
-    mask = batch.mask
-    right = batch.correct[:, None]  # (B, 1)
-    mu, _ = group_moments(right, ~batch.rewards[:, None].isnan(), batch.group_size)
-    sigma = (mu * (1 - mu)).sqrt()
-    start = batch.true_errors(context.task, context.tokenizer)[:, :1]  # (B, 1)
-    before = positions(mask) < start  # (B, T)
-    good = torch.where(right, 1.0, prefix) * (1 - mu)  # (B, 1)
-    credit = torch.where(right | before, good, -mu) / sigma  # (B, T)
-    moved = right | (start >= 0)  # (B, 1)
-    credit = torch.where(moved, credit, batch.A)
-    mean, _ = group_moments(credit, mask, batch.group_size)
-    share, _ = group_moments(moved.expand_as(mask), mask, batch.group_size)  # of moved tokens
-    return torch.where(batch.A != 0, credit - moved * mean / share, 0.0)  # b = mean / share
-
-
 @rule("own-side", "control: distance to the closest span of the same side", needs_states=True)
 def own_side(batch: Batch, context: Context) -> Tensor:
     """A_t = A omega_t as in `shear`, but from the closest span of the same outcome: a control.
@@ -84,16 +59,17 @@ def own_side(batch: Batch, context: Context) -> Tensor:
     barycentre.
     """
     omega = batch.mask.float()  # (B, T)
-    for group, hidden, mask, correct in batch.groups():
+    for group, states, mask, correct in batch.groups():
         if not batch.advantages[group].any():  # no opposing side: A is 0
             continue
-        nbar = mean_norm(hidden[mask])
+        nbar = mean_norm(states)
+        hidden = to_padded(states, mask)  # (G, T, d)
         eps = context.shear.eps_over(nbar) * nbar
         raw = replace(context, shear=replace(context.shear, eps=eps, eps_unit="raw"))
         for row in range(len(mask)):
             same = mask & (correct == correct[row])[:, None]  # (G, T)
             alone = torch.arange(len(mask), device=mask.device) == row  # (G,)
-            weighed = weigh(raw, hidden, same, alone)
+            weighed = weigh(raw, hidden[same], same, alone)
             if weighed.closest:
                 omega[group][row] = weighed.omega[row] * weighed.nbar / nbar
     return batch.A * omega
@@ -127,18 +103,18 @@ def shuffle(batch: Batch, context: Context) -> Tensor:
     return token_advantages
 
 
-def prepare_scaled(run: "Run", *, of: str = "grpo", mean1: bool = False, **options: object) -> None:
+def prepare_scaled(
+    run: "Loaded", folder: Path, *, of: str = "grpo", mean1: bool = False, **options: object
+) -> None:
     """Prepare the other rule with its default options; raises BadInput where it cannot be scaled.
 
     With `mean1` it must have weights; and the loss must be a mean over all tokens.
     """
     inner = find(of)
-    if inner.drops_uncredited or (mean1 and not inner.weighs):
-        raise BadInput(
-            f"--method scaled: {of} has no weights, or counts tokens otherwise; choose another rule"
-        )
+    if mean1 and of in WITHOUT_WEIGHTS:
+        raise BadInput(f"--method scaled: {of} has no weights; choose another rule")
     if inner.prepare:
-        inner.prepare(run)
+        inner.prepare(run, folder)
 
 
 # The facts hold for any rule that is scaled, as the signs of some differ from A's.
@@ -146,7 +122,6 @@ def prepare_scaled(run: "Run", *, of: str = "grpo", mean1: bool = False, **optio
     "scaled",
     "control: another rule, scaled (negative, mean1)",
     needs_states=True,
-    weighs=False,
     prepare=prepare_scaled,
 )
 def scaled(

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from credit.batch import Batch, Context
 from credit.rules import rule, weigh
-from lab.rules.ablations import closest_by_cost
+from lab.rules.ablations import transport_cost
 from lab.tools.spans import closest_by_rollout
 
 
@@ -37,7 +37,7 @@ def first(
     stride = settings.stride
     omega = batch.mask.float()  # (B, T)
     for group, hidden, mask, correct in batch.groups():
-        weighed = weigh(context, hidden, mask, correct, closest=closest_by_cost)
+        weighed = weigh(context, hidden, mask, correct, measure=transport_cost)
         if not weighed.closest:
             continue
         spans = closest_by_rollout(weighed, mask, correct, settings)

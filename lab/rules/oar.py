@@ -2,21 +2,22 @@
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor
 
+from base.errors import BadInput
 from credit.batch import Batch, Context
 from credit.rules import rule
 from grpo import Rollouts
 from lab.tools import salience
-from tasks.errors import BadInput
 
 if TYPE_CHECKING:
-    from harness.run import Run
+    from harness.run import Loaded
 
 
-def needs_box(run: "Run", **options: object) -> None:
+def needs_box(run: "Loaded", folder: Path, **options: object) -> None:
     """Raise BadInput where responses are programs, which put no answer in a box."""
     if run.context.task.reference != "answer":
         raise BadInput(

@@ -1,6 +1,7 @@
 """Credit by the scores of a process reward model (`lab/tools/reward_model.py`)."""
 
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,18 +14,18 @@ from lab.tools.moments import group_moments
 from lab.tools.teacher import load_for
 
 if TYPE_CHECKING:
-    from harness.run import Run
+    from harness.run import Loaded
 
 LINES = "embedded", "words"  # tasks in which each line is a step; elsewhere a paragraph is
 
 
-def load(run: "Run", *, model: str = "", **options: object) -> None:
+def load(run: "Loaded", folder: Path, *, model: str = "", **options: object) -> None:
     """Load the reward model of a folder or hub id, or teach the embedded task's own one.
 
     Raises BadInput for programs, where there is no model, or where it cannot score steps.
     """
-    needs_box(run)
-    run.context.kept["prm"] = load_for(run, model)
+    needs_box(run, folder)
+    run.context.kept["prm"] = load_for(run, folder, model)
 
 
 def step_scores(batch: Batch, context: Context) -> list[tuple[Tensor, Tensor]]:
@@ -55,38 +56,7 @@ def prm(batch: Batch, context: Context, *, model: str = "") -> Tensor:
     return batch.A * omega
 
 
-@rule("finepo", "the score of the token's step, relative to its rollout's mean", prepare=load)
-def finepo(
-    batch: Batch,
-    context: Context,
-    *,
-    model: str = "",
-    alpha: float = 0.5,
-    bound: float = 2.0,
-    scores: Literal["prm", "random"] = "prm",
-) -> Tensor:
-    """A_t = A omega_t, omega_t = clip(1 + alpha sign(A) D_k / D, 0, bound): FinePO.
-
-    D_k = p_k - (the mean of p over the rollout's tokens), p_k the score of t's step, and D is the
-    largest positive D_k. So the best step of a right rollout has (1 + alpha) A, that of a wrong one
-    (1 - alpha) A, however little the scores differ; before the clip the rollout's sum stays A T.
-    The source is SketchVL (arXiv 2601.05688), whose steps are actions on an image. With `scores`
-    "random" they are uniform draws, its control. Inferred: alpha and bound, as the public text has
-    lost the decimals. Deviates: steps and scores are those of `prm` (theirs are whole numbers from
-    1 to 4; their unit does not matter); its term for frequent kinds of actions has no counterpart.
-    """
-    omega = batch.mask.float()  # (B, T)
-    for row, (good, step) in enumerate(step_scores(batch, context)):
-        good = good.double()  # rounding must not decide where all scores are equal
-        if scores == "random":
-            good = torch.rand(good.shape).to(good)
-        above = good - good[step].mean()  # (K,)
-        slope = alpha * batch.advantages[row].sign() / (above.max().clamp_min(0.0) + 1e-6)
-        omega[row, : len(step)] = (1 + slope * above).clamp(0.0, bound)[step]
-    return batch.A * omega
-
-
-@rule("pure", "a soft minimum of the steps' scores", weighs=False, prepare=load)
+@rule("pure", "a soft minimum of the steps' scores", prepare=load)
 def pure(
     batch: Batch,
     context: Context,

@@ -1,19 +1,17 @@
 """Credit methods under the same loop, each at its own learning rate, as one table.
 
-    python -m lab.studies.compare --steps 20               # all arms that the task allows
-    python -m lab.studies.compare --arms grpo shear first  # some of them
+    python -m lab.studies.compare --steps 20               # shear, beside grpo
+    python -m lab.studies.compare --arms entropy oracle --steps 20
     python -m lab.studies.compare --arms shear "wrong: scaled --method-option negative=.5"
     python -m lab.studies.compare --arms grpo shear --model PATH --data problems.jsonl
-    python -m lab.studies.compare runs/A runs/B            # trains nothing
 
-Other flags are those of train.py. The last command shows runs in one table, with the AUC of
-those that have one, and in one picture.
+Other flags are those of train.py.
 
 An arm is a method, or a name, a colon and a method with flags of train.py. These are controls,
 because methods differ in the size of their steps and in how much they punish:
     shear-mean1: scaled --method-option of=shear --method-option mean1=yes
     grpo-wrong-.12: scaled --method-option negative=.12
-All arms are compared with `grpo`, and use `lab.fast`.
+All arms are compared with `grpo`. `--use lab.fast` gives all of them the same numbers sooner.
 
 A trial is an arm, a learning rate and a seed. Two stages run one after the other. `tune` tries
 half, one and two times the task's `--lr` (adapters: ten times that) on two seeds, and further rates
@@ -53,27 +51,23 @@ from typing import Annotated, NamedTuple
 
 import tyro
 
+from base.errors import BadInput
 from lab.studies.flags import parse_study, refuse_flags
-from tasks.errors import BadInput
 
-TUNING = (100, 101)  # seeds
-ARMS_HELP = 'Arms: a method, or "NAME: METHOD FLAGS"; if not given, all that the task allows.'
+TUNING = (100, 101)  # seeds that choose the learning rates
+ARMS_HELP = 'Arms beside grpo: a method, or "NAME: METHOD FLAGS".'
 
 
 @dataclass(frozen=True)
 class Compare:
-    """Train with every credit method, each at its own learning rate; one table.
+    """Train with credit methods, each at its own learning rate; one table.
 
-    Flags of train.py that are not set here can be added. Without any, all arms take some hours.
+    Flags of train.py that are not set here can be added.
     """
 
-    runs: tyro.conf.Positional[tuple[str, ...]] = ()
-    """Folders of runs: print their numbers and draw their curves; nothing is trained."""
-    arms: Annotated[tuple[str, ...], tyro.conf.arg(help=ARMS_HELP)] = ()
+    arms: Annotated[tuple[str, ...], tyro.conf.arg(help=ARMS_HELP)] = ("shear",)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     """Seeds that each arm is confirmed on."""
-    tuning_seeds: tuple[int, ...] = TUNING
-    """Seeds that choose the learning rates."""
     rates: tuple[float, ...] = ()
     """Learning rates to tune each arm on; if not given, a grid around the task's --lr."""
     jobs: int = 2
@@ -91,32 +85,15 @@ import torch
 from tqdm import tqdm
 
 import train
-from credit.rules import RULES
-from harness import files, fsdp, log
+from base import files
+from base.config import Config, parse_train
+from base.options import module_of
+from harness import fsdp, log
 from harness.command import run_command
-from harness.config import Config, parse_train
-from harness.load import give_lessons, load_run
-from harness.run import Run, seed_of
-from harness.sampling import sample_and_grade
-from lab.studies import figures
-from lab.studies.advantages import half_width
-from lab.studies.needs import MADE, WITH_ADAPTER, check_needs, settings_of_run
+from harness.run import Run, load_run, sample, seed_of, start_run, warm_up_policy
+from lab.studies.needs import settings_of_run
+from lab.studies.stats import half_width
 from rewards import rewards_of
-from tasks.plug import source_of
-
-LORA = "--use lab.tools.lora:rank=16"
-ARMS = [
-    "grpo",
-    "shear",
-    "shear-mean1: scaled --method-option of=shear --method-option mean1=yes",
-    "grpo-wrong-.12: scaled --method-option negative=.12",
-    "sdpo: sdpo --method-option mix=.9",  # for a weak model
-    "grpo-dynamic: grpo --use lab.tools.dynamic:rounds=4",
-    "shear-dynamic: shear --use lab.tools.dynamic:rounds=4",
-    f"grpo-lora: grpo {LORA}",
-]
-ARMS += [f"{name}-lora: {name} {LORA}" for name in sorted(WITH_ADAPTER)]
-ARMS += [name for name in RULES if name not in {"grpo", "shear", "sdpo", *WITH_ADAPTER, *MADE}]
 
 # Flags of train.py that trials set themselves, and those that all arms of a task share.
 OURS = "seed lr name out resume"
@@ -124,7 +101,7 @@ SHARED = "task model data template toy_lines toy_width warmup_steps heldout"
 LOWEST, HIGHEST = 1 / 8, 8  # bounds of a grid's rates, as multiples of its middle
 HELDOUT = 256  # problems, if --heldout is not given
 ROOT = Path(__file__).parents[2]
-ROOMS = "credit grading harness lab/fast lab/rules lab/tools tasks".split()
+ROOMS = "base credit grading harness lab/fast lab/rules lab/tools tasks".split()
 CODE = "*.py", "lab/*.py", *(f"{room}/**/*.py" for room in ROOMS)
 
 
@@ -133,7 +110,6 @@ class Cell(NamedTuple):
 
     flags: str
     arms: Sequence[str]
-    tuning: Sequence[int] = TUNING  # seeds
     rates: Sequence[float] = ()  # if given, these instead of a grid
 
 
@@ -151,13 +127,9 @@ class Trial(NamedTuple):
 
 
 # The numbers of a trial that are compared; "before.auc" is "auc" in the dictionary "before".
-OUTCOMES = (
-    "curve sampled weight_mean ess before.auc after.auc before.auc_step after.auc_step".split()
-)
+OUTCOMES = "curve sampled weight_mean ess before.auc after.auc".split()
 # Settings that decide what a model is taught before training.
 DECIDE_LESSONS = "task model data seed toy_lines toy_width warmup_steps use".split()
-# Rules by the names that they had when rows were written.
-NOW_CALLED = {"opo": "opo-energy"}
 COLUMNS = [*Trial._fields, *OUTCOMES, "code", "rewards"]
 
 
@@ -165,17 +137,14 @@ COLUMNS = [*Trial._fields, *OUTCOMES, "code", "rewards"]
 def main(argv: list[str] | None = None) -> None:
     """Run the trials that are missing, then print the table."""
     flags, others = parse_study(Compare, argv)
-    if flags.runs:
-        return draw(flags.runs)
     parse_train(others)  # which refuses what it does not know
     refuse_flags(others, f"method {OURS}", "the trials set it")
-    tuning = sorted(set(flags.tuning_seeds))
-    stages = {"tune": tuning, "confirm": sorted(set(flags.seeds))}
-    if len(stages["confirm"]) < 2 or set(flags.seeds) & set(tuning):
+    stages = {"tune": TUNING, "confirm": sorted(set(flags.seeds))}
+    if len(stages["confirm"]) < 2 or set(flags.seeds) & set(TUNING):
         given = " ".join(map(str, flags.seeds))
-        raise BadInput(f"--seeds {given}: give two or more, and none of --tuning-seeds")
+        raise BadInput(f"--seeds {given}: give two or more, and none of {TUNING}")
     arms = allowed_arms(flags.arms, others)
-    cell = Cell(shlex.join(others), arms, tuning, sorted(set(flags.rates)))
+    cell = Cell(shlex.join(others), arms, sorted(set(flags.rates)))
     flags.rows.parent.mkdir(parents=True, exist_ok=True)
     for stage, seeds in stages.items():
         run_stage(stage, cell, seeds, flags.rows, flags.jobs)
@@ -183,18 +152,13 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def allowed_arms(given: Sequence[str], others: list[str]) -> list[str]:
-    """`grpo` and the given arms, or all arms that the task allows; raises BadInput."""
-    arms = {}
-    for arm in given or ARMS:
-        if name_of(arm) in arms:
+    """`grpo` and the given arms; raises BadInput for one that train.py would refuse."""
+    arms = {"grpo": "grpo"}
+    for arm in given:
+        if arms.setdefault(name_of(arm), arm) != arm or list(given).count(arm) > 1:
             raise BadInput(f"--arms {arm}: another arm has this name; change it")
-        try:
-            settings_of(arm, others)
-            arms[name_of(arm)] = arm
-        except BadInput:  # the task lacks what the arm needs
-            if given:
-                raise
-    return list(({"grpo": "grpo"} | arms).values())
+        settings_of(arm, others)
+    return list(arms.values())
 
 
 def name_of(arm: str) -> str:
@@ -212,9 +176,7 @@ def settings_of(arm: str, others: list[str]) -> Config:
     """train.py's settings of an arm, after the `others`; raises BadInput."""
     words = words_of(arm)
     refuse_flags(words, f"{OURS} {SHARED}", "no flag of an arm")
-    config = settings_of_run([*others, *words])
-    check_needs(config)
-    return config
+    return settings_of_run([*others, *words])
 
 
 def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: int) -> None:
@@ -230,38 +192,10 @@ def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: in
             list(tqdm(trained, stage, len(by_seed), disable=None))
 
 
-def draw(runs: Sequence[str]) -> None:
-    """Print a table of these runs, and draw their training rewards, step by step."""
-    path = Path(runs[0]).parent / "compare.png"
-    curves = {}
-    table = []
-    for run in runs:
-        rows = files.read_lines(Path(run) / "metrics.jsonl")
-        rewards = [row["reward"] for row in rows if "step" in row]
-        curves[run] = [rewards]
-        mean = pd.Series(rewards, dtype=float).mean()  # null does not count
-        line = {"run": run, "steps": str(len(rewards)), "mean reward": f"{mean:.3f}"}
-        for row in rows:
-            for when in row.keys() & {"before", "after"}:
-                for name in ("greedy", "sampled"):
-                    accuracy, error, _ = files.with_nan(row[when][name])
-                    line[f"{name} {when}, %"] = log.percent(accuracy, error)
-                localisation = row[when].get("localisation", {})
-                if "auc" in localisation:
-                    line[f"AUC {when}, %"] = log.percent(files.with_nan(localisation["auc"]))
-        table.append(line)
-    figures.reward_curves(curves, path)
-    print("\n".join([*log.markdown(table), "", f"wrote {path}"]))
-
-
 def trials_in(path: Path) -> pd.DataFrame:
-    """A row per finished trial, with COLUMNS; NaN is what its stage does not measure.
-
-    Rules have today's names.
-    """
+    """A row per finished trial, with COLUMNS; NaN is what its stage does not measure."""
     lines = files.read_lines(path) if os.path.lexists(path) else []
     trials = pd.json_normalize(lines, max_level=1).reindex(columns=COLUMNS)
-    trials["rule"] = trials["rule"].replace(NOW_CALLED)
     # the mean over the steps; one in which nothing could be graded, null, does not count
     trials["curve"] = [pd.Series(rewards, dtype=float).mean() for rewards in trials["rewards"]]
     return trials
@@ -275,7 +209,7 @@ def code_of(arm: str, root: Path = ROOT, flags: str = "") -> str:
     digest = hashlib.sha256(shlex.join(words_of(arm)).encode())
     config = settings_of(arm, shlex.split(flags))
     for text in (*config.use, *filter(None, [config.reward])):
-        digest.update(source_of(text).read_bytes())
+        digest.update(Path(module_of(text).__file__ or "").read_bytes())
     for path in sorted(itertools.chain.from_iterable(map(root.glob, CODE))):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
@@ -349,7 +283,7 @@ def mean_curves(cell: Cell, arm: str, trials: pd.DataFrame) -> pd.Series:
     """
     own = trials_of(trials, "tune", cell.flags, arm)
     # a row per rate, a column per seed; NaN where that trial has not run
-    curves = own.pivot_table("curve", "lr", "seed").reindex(columns=cell.tuning)
+    curves = own.pivot_table("curve", "lr", "seed").reindex(columns=TUNING)
     if cell.rates:
         curves = curves.reindex(cell.rates)
     return curves.dropna().mean(axis=1)
@@ -382,14 +316,14 @@ def run_trial(config: Config, stage: str) -> dict:
     """What a stage measures in a run without checkpoints."""
     ranks = fsdp.join(config.device, config.threads)
     try:
-        run = load_run(config, ranks)
-        with log.open_folder(run):
-            give_lessons(run)
-            train.prepare_rule(run)
-            fsdp.shard(run)
+        loaded = load_run(config, ranks)
+        with log.open_folder(loaded) as folder:
+            warm_up_policy(loaded, folder)
+            run = start_run(loaded, folder)
             return train_only(run) if stage == "tune" else confirm(run)
     finally:
-        fsdp.leave()
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
 
 
 def train_only(run: Run) -> dict:
@@ -409,10 +343,9 @@ def confirm(run: Run) -> dict:
     before = train.evaluate(run)
     result = train_only(run)
     torch.manual_seed(seed_of(config.seed))
-    clock = log.Clock(run.ranks.device)
-    _, verdicts = sample_and_grade(
-        run, run.context.task.heldout, config.rollouts_per_prompt, config.temperature, clock
-    )
+    heldout = run.context.task.heldout
+    rollouts = sample(run, heldout, config.rollouts_per_prompt, config.temperature)
+    verdicts = run.context.task.verdicts(heldout, rollouts)
     after = train.evaluate(run)
     return result | {
         "sampled": float(np.nanmean(rewards_of(verdicts))),
@@ -455,9 +388,7 @@ def table_of(trials: pd.DataFrame, cell: Cell) -> list[dict[str, str]]:
         for outcome, title in (("curve", "curve"), ("sampled", "held out")):
             line[title] = f"{own[outcome].mean():.3f}"
             line[f"D, {title}"] = "" if name == "grpo" else with_interval(more[outcome])
-        for title, auc in (("AUC", "auc"), ("wrong step", "auc_step")):
-            if auc == "auc" or trials[f"before.{auc}"].notna().any():  # recorded trials have it
-                line[title] = f"{mean_of(own[f'before.{auc}'])} / {mean_of(own[f'after.{auc}'])}"
+        line["AUC"] = f"{mean_of(own['before.auc'])} / {mean_of(own['after.auc'])}"
         line["weight"] = mean_of(own["weight_mean"])
         line["share"] = mean_of(own["ess"])
         table.append(line)

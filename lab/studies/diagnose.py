@@ -1,19 +1,18 @@
-"""Does SHEAR's distance find errors? The paper's measurements of Secs. 2 and 5, and true errors.
+"""Does SHEAR's distance find errors? The paper's measurements of Secs. 2 and 5 on your rollouts.
 
     python -m lab.studies.diagnose                                          # a model made here
     python -m lab.studies.diagnose --model runs/NAME/model --task embedded  # a trained one
     python -m lab.studies.diagnose --model PATH --data problems.jsonl       # real problems
     python -m lab.studies.diagnose --model PATH --rollouts solutions.jsonl  # distances in these
 
-Other flags are those of train.py. Sampling and weights are those of `lab.fast`.
+Other flags are those of train.py; `--use lab.fast` gives the same numbers sooner.
 
 Sec. 2 of arXiv 2604.23318: sample G rollouts to each of `--groups` held-out problems, keep the
 groups with right and wrong ones, and read their hidden states once. Complete each prefix of a
 rollout `--continuations` times: the share of right completions is its continuation success. The
 local distance of a prefix is that of its last window of tokens to the closest span of the opposing
 side, in units of nbar (`prefixes.py`). Both give Figs. 1(a), 1(b), 3 and 9; Fig. 10 needs verdicts
-only (`figures.py`). Where the task knows the first error, credit is scored against it
-(`advantages.against_truth`); the embedded task's process reward model is made and taught here.
+only (`figures.py`).
 
 `--out` holds the sampled groups, so that the same command continues where it was interrupted;
 diagnose.json, with all numbers; a picture of each figure; and samples.jsonl, the groups as
@@ -29,16 +28,15 @@ import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from harness.config import Config, flag
+from base.config import Config, Credit, flag
 from lab.studies.flags import parse_study, refuse_flags
-from tasks.settings import TASKS
 
 
 @dataclass(frozen=True)
 class Diagnose:
     """The paper's figures on your rollouts.
 
-    The embedded task takes four to five minutes on two CPU cores. Flags of train.py can be added.
+    Flags of train.py can be added.
     """
 
     groups: int = 16
@@ -47,8 +45,6 @@ class Diagnose:
     """Continuations of each prefix; 0: none."""
     rollouts: str | None = None
     """Math problems: JSON lines with "problem", "solution", "label" instead of samples."""
-    methods: tuple[str, ...] = ()
-    """Methods scored against the true first error; if not given, all that the task allows."""
     out: Path = Path("runs/diagnose")
     """Folder for the groups, the numbers and the figures."""
 
@@ -58,19 +54,22 @@ if __name__ == "__main__":
 
 import pandas as pd
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
-from credit.batch import Batch, Context
-from credit.measures import sample_rows
-from credit.rules import RULES
-from harness import files, fsdp, log
+from base import files
+from base.errors import BadInput
+from credit.batch import Context, effective_weights
+from credit.measures import auc_matched, first_error_auc, positions, sample_rows
+from credit.rules import assign_credit, with_options
+from grpo import cat_padded
+from harness import fsdp, log
 from harness.command import run_command
-from harness.load import give_lessons, load_run
+from harness.fsdp import Ranks
 from harness.models import round_weights
-from harness.run import Ranks, Run
+from harness.run import Loaded, load_run, warm_up_policy
 from lab.studies import figures
-from lab.studies.advantages import against_truth, weights_of
-from lab.studies.needs import MADE, WITH_MODEL, settings_of_run
+from lab.studies.needs import settings_of_run
 from lab.studies.prefixes import (
     Prefixes,
     collect,
@@ -80,12 +79,9 @@ from lab.studies.prefixes import (
     span_table,
 )
 from lab.tools.spans import closest_in
-from lab.tools.teacher import load_for
-from tasks.errors import BadInput
-from tasks.plug import look_up
 
 # Flags of train.py that are useless here.
-REFUSED = "method name resume ranks use"
+REFUSED = "method name resume ranks"
 # The settings that determine the samples; the others may change when the groups of a folder are
 # analysed again or extended.
 DECIDES = (
@@ -93,15 +89,6 @@ DECIDES = (
     "continuations heldout "
     "toy_lines toy_width warmup_steps grade_timeout sandbox reward dtype rollouts"
 ).split()
-# columns of the table against the true first error, and their measures in `localisation`
-AUCS = {
-    "AUC": "auc",
-    "wrong token": "auc_token",
-    "equal position": "auc_matched",
-    "step": "auc_step",
-    "step, before": "auc_step_before",
-    "step, after": "auc_step_after",
-}
 FIGURES = {
     "fig_1a": figures.fig_1a_position,
     "fig_1b": figures.fig_1b_changes,
@@ -114,10 +101,7 @@ FIGURES = {
 def main(argv: list[str] | None = None) -> None:
     """Exit status: 0, 1 where memory does not suffice, 2 for bad input, 130 after Ctrl-C."""
     flags, others = parse_study(Diagnose, argv)
-    reason = "diagnose trains nothing, compares all methods and uses lab.fast"
-    refuse_flags(others, REFUSED, reason)
-    for name in flags.methods:
-        look_up(RULES, "rules", "--methods", name)
+    refuse_flags(others, REFUSED, "diagnose trains nothing")
     config = settings_of_run([*others, "--task", "math"] if flags.rollouts else others)
     heldout = config.heldout
     if not flags.rollouts and flags.groups > heldout:
@@ -155,7 +139,7 @@ def diagnose(flags: Diagnose, config: Config, ranks: Ranks) -> None:
         "fig_10": figures.fig_10_accuracies(accuracies.dropna(), out / "fig_10.png"),
     }
     context = context_at_start(run)
-    batches, closest = read_all(mixed, context, out)
+    closest, results["truth"] = read_all(mixed, context, out)
     spans = span_table(mixed, closest).dropna()  # of prefixes that were continued
     if spans.empty:
         print("left out: Figs. 1, 3, 9: no prefix of --window tokens or more was continued")
@@ -163,45 +147,55 @@ def diagnose(flags: Diagnose, config: Config, ranks: Ranks) -> None:
         results["spans"] = len(spans)
         for name, draw in FIGURES.items():
             results[name] = draw(spans, out / f"{name}.png")
-    if run.context.task.first_error:
-        methods = flags.methods or [name for name in RULES if name not in MADE]
-        results |= against_truth(methods, context, batches)
-    if "methods" in results:
-        figures.weight_around_error(results["methods"], out / "around_error.png")
     files.write_json(out / "diagnose.json", results)
     print("\n".join(summary(results)))
     print(f"figures and numbers: {out}/\nnext: python -m lab.tools.page {shlex.quote(str(out))}")
 
 
-def read_all(groups: list[Prefixes], context: Context, out: Path) -> tuple[list[Batch], list]:
-    """The groups, with states where the truth is known, and SHEAR's closest spans of each.
+def read_all(groups: list[Prefixes], context: Context, out: Path) -> tuple[list, dict]:
+    """SHEAR's closest spans of each group, and `truth_of` each method.
 
     Writes samples.jsonl for the page.
     """
-    methods = ["shear", "grpo"]
-    if context.task.first_error:  # elsewhere not `first`, which is slow: it solves every pair
-        methods += ["first", "oracle"]
-    batches = []
+    methods = ["shear", "grpo", *["oracle"] * bool(context.task.first_error)]
     closest = []
+    batches = []  # weights of each method, mask, first errors
     rows = []
     for group in tqdm(groups, "hidden states and distances", leave=False, disable=None):
         batch = score_group(group, context)
-        weights = {method: weights_of(batch, context, method) for method in methods}
+        weights = {}
+        for method in methods:
+            credit = assign_credit(with_options(Credit(method)), batch, context)  # (G, T)
+            weights[method] = effective_weights(credit, batch.advantages, batch.mask)
+        first_error = batch.true_errors(context.task, context.tokenizer)[:, 0]  # (G,)
+        batches.append((weights, batch.mask, first_error))
         closest.append(closest_in(batch, context))
         of_group = sample_rows(0, context.tokenizer, context.task, batch, weights, group=0)
         for row, spans in zip(of_group, closest[-1], strict=True):
             row["spans"] = [span._replace(distance=round(span.distance, 4)) for span in spans]
         rows += of_group
-        if not context.task.first_error:
-            batch.hidden = None
-        batches.append(batch)
     files.write_rows(out / "samples.jsonl", rows)
-    return batches, closest
+    truth = {method: truth_of(method, batches) for method in methods if context.task.first_error}
+    return closest, truth
+
+
+def truth_of(method: str, batches: list[tuple[dict, Tensor, Tensor]]) -> dict[str, float | None]:
+    """How a method's weights order the tokens before and after the first errors of all groups.
+
+    `auc_matched` compares tokens at the same position alone: position gets one half there.
+    """
+    weights = cat_padded([of_method[method] for of_method, _, _ in batches])  # (B, T)
+    mask = cat_padded([inside for _, inside, _ in batches])  # (B, T)
+    first_error = torch.cat([place for _, _, place in batches])  # (B,)
+    after = positions(mask) >= first_error[:, None]  # (B, T)
+    counts = mask & (first_error >= 0)[:, None]  # (B, T)
+    matched = auc_matched(weights, counts & after, counts & ~after)
+    return first_error_auc(weights, mask, first_error) | {"auc_matched": matched}
 
 
 def from_file(
     flags: Diagnose, config: Config, decided: dict, ranks: Ranks
-) -> tuple[Run, list[Prefixes]]:
+) -> tuple[Loaded, list[Prefixes]]:
     """The model, and the groups of `--rollouts`."""
     assert flags.rollouts
     run, groups = load_with_solutions(flags.rollouts, config, ranks)
@@ -211,28 +205,25 @@ def from_file(
 
 def from_model(
     flags: Diagnose, config: Config, decided: dict, ranks: Ranks
-) -> tuple[Run, list[Prefixes]]:
-    """The model, its process reward model if the task has one, and sampled groups.
+) -> tuple[Loaded, list[Prefixes]]:
+    """The model and sampled groups.
 
     The settings that determine the samples are written after the last refusal and before the first
-    sample. The models taught here are saved in `--out`, and loaded from there next time.
+    sample. A model taught here is saved in `--out`, and loaded from there next time.
     """
     run = load_run(config, ranks)
     print("\n".join(run.notes), flush=True)
-    run.folder = flags.out
-    files.write_json(run.folder / "config.json", decided)
-    give_lessons(run)
-    if TASKS[config.task].makes_model and WITH_MODEL & set(flags.methods or WITH_MODEL):
-        run.context.kept["prm"] = load_for(run, "")
+    files.write_json(flags.out / "config.json", decided)
+    warm_up_policy(run, flags.out)
     round_weights(run.context.policy.model, getattr(torch, config.dtype))
-    return run, collect(run, flags.groups, flags.continuations)
+    return run, collect(run, flags.groups, flags.continuations, flags.out)
 
 
 # ---- tables to print -----------------------------------------------------------------------------
 
 
 def summary(results: dict) -> list[str]:
-    """Lines to print: our numbers next to the paper's, and those against the true first error."""
+    """Lines to print: our numbers next to the paper's."""
     numbers = [("Fig. 10, share of mixed groups", [results["fig_10"]["mixed"]], "0.84")]
     if "spans" in results:
         aucs = results["fig_3"]["auc"]
@@ -247,6 +238,10 @@ def summary(results: dict) -> list[str]:
         for name, depth in ({"Fig. 3, all positions": results["fig_3"]} | depths).items():
             sides = rhos(depth["within_right"], depth["within_wrong"])
             numbers.append((f"{name}, right / wrong rollouts", sides, ""))
+    for method, aucs in results["truth"].items():
+        found = [aucs.get(name) for name in ("auc", "auc_matched", "auc_position")]
+        name = f"AUC of the true first error, {method}: all / matched / position"
+        numbers.append((name, found, ""))
     rows = []
     for name, values, paper in numbers:
         here = ["-" if value is None else f"{value:.2f}" for value in values]
@@ -255,37 +250,12 @@ def summary(results: dict) -> list[str]:
         "Spearman's rho of continuation success and distance; AUC: of success",
         "paper: MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25",
     ]
-    return [*log.markdown(rows), "", *legend, "", *truth_lines(results)]
+    return [*log.markdown(rows), "", *legend, ""]
 
 
 def rhos(*results: dict) -> list[float | None]:
     """The correlations in these results."""
     return [result["spearman"] for result in results]
-
-
-def truth_lines(results: dict) -> list[str]:
-    """A table that compares credit with the true first error, where that is known."""
-    places = dict(results.get("methods", {}))
-    for name, place in results.get("settings", {}).items():
-        places[name if name == "surprisal" else f"shear, {name}"] = place
-    rows = []
-    for name, place in places.items():
-        row = {"weights": name}
-        for title, measure in AUCS.items():
-            if all(other.get(measure) is None for other in places.values()):
-                continue  # an older file lacks it
-            value = place.get(measure)
-            half = place.get(f"{measure}_half")
-            row[title] = "-" if value is None else f"{value:.2f}"
-            row[title] += "" if half is None else f" ± {half:.2f}"
-        row["weight, %"] = " / ".join(f"{100 * share:.0f}" for share in place["shares"])
-        row["peak"] = f"{place['peak']['quartiles'][1]:g}" if place["peak"] else "-"
-        rows.append(row)
-    if not rows:
-        return []
-    position = next(iter(places.values()))["auc_position"]
-    legend = [f"AUC of position alone: {position:.2f}", "columns: lab/studies/README.md"]
-    return [*log.markdown(rows), "", *legend, ""]
 
 
 if __name__ == "__main__":

@@ -2,8 +2,6 @@
 
     fig_1a_position, fig_1b_changes, fig_3_separation, fig_9_depth  of a table of spans
     fig_10_accuracies                                               of verdicts
-    weight_around_error                                             of weights and true first errors
-    reward_curves                                                   of runs' training rewards
 
 A table of spans has a row for each prefix that was continued, and the rows of a rollout are in
 order. Its columns are float64 (`prefixes.SPANS`):
@@ -30,7 +28,6 @@ Left out: the paper's case studies and Fig. 11, the distances of two rollouts' s
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -40,12 +37,12 @@ from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
+from torch import Tensor
 
-from lab.studies.where import auc_of
+from credit.measures import auc
 from lab.tools.curve import FAINT, INK, RIGHT, WRONG
 
 SIDES = {"right": RIGHT, "wrong": WRONG}  # name -> colour
-CURVES = INK, RIGHT, WRONG, FAINT, "#009E73", "#CC79A7", "#56B4E9", "#E69F00"  # one for each run
 # The two columns that are compared -> their axis labels.
 LABELS = {"success": "continuation success, share", "distance": "local distance / mean norm"}
 rcParams.update(
@@ -59,28 +56,19 @@ rcParams.update(
         "savefig.dpi": 160,
     }
 )
-rcParams["svg.hashsalt"] = "shear"  # the same numbers make the same file
 for name in ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"):
     rcParams[name] = INK
-# The style of an SVG: INK on a light page becomes a light colour on a dark page.
-THEME = (
-    f"<style>svg{{color:{INK}}}@media(prefers-color-scheme:dark){{svg{{color:#E6EDF3}}}}</style>"
-)
 
 
 @contextmanager
 def picture(path: Path, width: float, height: float, columns: int = 1) -> Iterator[Sequence[Axes]]:
-    """Yield the panels of a figure, and save it at the end; an SVG is for light and dark pages.
+    """Yield the panels of a figure, and save it at the end.
 
     It does without pyplot, so it needs neither a display nor a backend.
     """
     figure = Figure(figsize=(width, height), layout="constrained")
     yield figure.subplots(1, columns, squeeze=False)[0]
-    is_svg = path.suffix == ".svg"
-    figure.savefig(path, transparent=is_svg, metadata={"Date": None} if is_svg else None)
-    if is_svg:
-        text = path.read_text(encoding="utf-8").replace(INK, "currentColor")
-        path.write_text(text.replace("<defs>", f"{THEME}<defs>", 1), encoding="utf-8")
+    figure.savefig(path)
 
 
 def correlation(spans: pd.DataFrame) -> dict[str, float | int | None]:
@@ -186,7 +174,7 @@ def fig_3_separation(spans: pd.DataFrame, path: Path, bins: int = 8) -> dict:
                 label=f"spans of {side} rollouts",
             )
         result["auc"] = [
-            auc_of(torch.tensor(right.to_numpy()), torch.tensor(wrong.to_numpy()))
+            auc_of(right, wrong)
             for right, wrong in zip(success["right"], success["wrong"], strict=True)
         ]
         line.plot(distances.index, np.array(result["auc"], dtype=float), "o-", color=INK)
@@ -196,6 +184,12 @@ def fig_3_separation(spans: pd.DataFrame, path: Path, bins: int = 8) -> dict:
         boxes.legend()
         line.set(xlabel=bin_label, ylabel="AUC of success, right against wrong", ylim=(0.4, 1.02))
     return result
+
+
+def auc_of(right: pd.Series, wrong: pd.Series) -> float | None:
+    """`credit.measures.auc`; None where a side is empty."""
+    sides: list[Tensor] = [torch.tensor(side.to_numpy()) for side in (right, wrong)]
+    return auc(*sides) if all(map(len, sides)) else None
 
 
 def fig_9_depth(spans: pd.DataFrame, path: Path, bins: int = 4) -> dict:
@@ -220,31 +214,6 @@ def fig_9_depth(spans: pd.DataFrame, path: Path, bins: int = 4) -> dict:
     return {"bins": result}
 
 
-# ---- of weights ----------------------------------------------------------------------------------
-
-
-def weight_around_error(places: dict[str, dict], path: Path) -> None:
-    """Draw the mean weight of wrong rollouts' tokens around the true first error.
-
-    `places` has the result of `advantages.measure_place` by method; three methods are drawn. A
-    weight is divided by its curve's mean; it stands at its distance from the error in tokens.
-    """
-    with picture(path, 6.2, 3.6) as (axes,):
-        for name, colour in {"shear": RIGHT, "position": INK, "entropy": WRONG}.items():
-            if name not in places:
-                continue
-            curve = places[name]["around"]
-            reach = len(curve) // 2
-            values = pd.Series(curve, range(-reach, reach + 1), dtype=float)  # None becomes NaN
-            axes.plot(values / values.mean(), color=colour, label=name)
-        axes.axvline(0, color=FAINT, lw=1, ls=":")
-        axes.set(
-            xlabel="tokens after the start of the first error", ylabel="mean weight / its mean"
-        )
-        axes.set_ylim(0)
-        axes.legend(loc="upper left")
-
-
 # ---- of groups -----------------------------------------------------------------------------------
 
 
@@ -258,24 +227,3 @@ def fig_10_accuracies(accuracies: pd.Series, path: Path) -> dict:
         axes.set(xlabel="share of right rollouts in a group", ylabel="number of groups")
         axes.set_title(f"Fig. 10: group accuracies, {share:.0%} mixed (blue)")
     return {"mixed": share, "accuracies": values.tolist(), "groups": counts.tolist()}
-
-
-# ---- of runs -------------------------------------------------------------------------------------
-
-
-def reward_curves(curves: dict[str, list[list[float]]], path: Path) -> None:
-    """Draw runs' mean training reward by step.
-
-    `curves` has the rewards of each run, a list per seed; bands go from the lowest to the highest
-    seed.
-    """
-    with picture(path, 6.2, 3.6) as (axes,):
-        for colour, name in zip(cycle(CURVES), curves, strict=False):
-            rewards = np.array(curves[name], dtype=float)  # (seeds, steps), None as NaN
-            steps = np.arange(1, rewards.shape[1] + 1)
-            band = rewards.min(0), rewards.max(0)
-            axes.plot(steps, rewards.mean(0), color=colour, label=name)
-            axes.fill_between(steps, *band, color=colour, alpha=0.15, lw=0)
-        axes.set(xlabel="training step", ylabel="share of right answers", ylim=(0, 1))
-        axes.locator_params(axis="x", integer=True)
-        axes.legend(loc="upper left")

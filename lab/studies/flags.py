@@ -7,8 +7,8 @@ refuse_flags(others, "seed lr", "the trials set it")
 from collections.abc import Sequence
 from typing import TypeVar
 
-from harness.config import flag, read_flags
-from tasks.errors import BadInput
+from base.config import flag, read_flags
+from base.errors import BadInput
 
 Study = TypeVar("Study")
 

@@ -1,20 +1,19 @@
 """The gradient test: what a credit rule does to the policy gradient, before training.
 
-    python -m lab.studies.gradients                           # all rules, the embedded task
-    python -m lab.studies.gradients --model runs/NAME/model --arms grpo shear first
+    python -m lab.studies.gradients                           # shear, the embedded task
+    python -m lab.studies.gradients --model runs/NAME/model --arms grpo shear oracle
     python -m lab.studies.gradients --model PATH --data problems.jsonl --arms grpo shear \
         "punish less: scaled --method-option negative=.12"
     python -m lab.studies.gradients --model PATH --rollouts solutions.jsonl --layers 4
     torchrun --nproc_per_node 8 -m lab.studies.gradients --model PATH ... # batches shared to ranks
 
-An arm is written as in `lab.studies.compare`, and all arms see the same batches. Sampling and
-weights are those of `lab.fast`. A batch is one sampling phase: `--prompts-per-step` problems with
-`--rollouts-per-prompt` rollouts each. An arm's gradient of it is that of the first update, where
-policy and sampler are one: the mean over the tokens of the token advantage times the gradient of
-log pi. The reference is the mean gradient of other batches with leave-one-out advantages, r_i minus
-the mean of the group's other rewards. It estimates the gradient of the expected reward without
-bias. On the tasks of `lab.tools.noise` it is the gradient of the chance of a right answer, which is
-known there.
+An arm is written as in `lab.studies.compare`, and all arms see the same batches. A batch is one
+sampling phase: `--prompts-per-step` problems with `--rollouts-per-prompt` rollouts each. An arm's
+gradient of it is that of the first update, where policy and sampler are one: the mean over the
+tokens of the token advantage times the gradient of log pi. The reference is the mean gradient of
+other batches with leave-one-out advantages, r_i minus the mean of the group's other rewards. It
+estimates the gradient of the expected reward without bias. On the tasks of `lab.tools.noise` it is
+the gradient of the chance of a right answer, which is known there.
 
 A large model's rollouts cost more than their gradients. A line of `--rollouts` is {"problem",
 "solution", "label"}, as in `lab.studies.diagnose`. A batch is then one group of right and wrong
@@ -38,15 +37,10 @@ The table has for each arm:
     rollouts    how many times GRPO's rollouts the arm needs for GRPO's snr; "-" where noise hides
                 the arm's signal, so that no number can be told
 
-D rules out, and does not pick: on the embedded task none of 16 rules with D below -0.002 trained
-better than GRPO, and of 10 above 0.0015 five did (`lab/records/gradients.md`). verl's variance
-proxies (pull request 4678) are of the same family: signal strength is |mean|^2, total power the
-mean square, and pure noise the variance.
-
 Gradients of more than `--numbers` parameters are projected to as many numbers at random: each
 parameter is added, with a random sign, to one of them. Dot products keep their mean, and cosines
-change by about 1 / sqrt(numbers). A row per arm goes to `--rows`, with a picture of D beside it.
-The cosines of each batch go to the file ending in .batches.jsonl as soon as they are known.
+change by about 1 / sqrt(numbers). A row per arm goes to `--rows`, the cosines of each batch to the
+file ending in .batches.jsonl as soon as they are known.
 
 Left out: Adam's means over steps; off-policy updates; arms that train an adapter; FSDP: each rank
 holds the whole model.
@@ -54,6 +48,7 @@ holds the whole model.
 
 import copy
 import math
+import tempfile
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -63,24 +58,24 @@ from typing import Annotated, NamedTuple
 
 import tyro
 
+from base.errors import BadInput
 from lab.studies.flags import parse_study
-from tasks.errors import BadInput
 
 COLUMNS = {"cos": ".3f", "D": "+.3f", "half": ".3f"}  # of the table, with their formats
 COLUMNS |= {"D_adam": "+.3f", "half_adam": ".3f"}
 COLUMNS |= {"snr": ".3f", "direction": ".3f", "rollouts": ".1f"}
 FLOOR = 0.01  # of the mean root, added to a coordinate's in Adam's metric
-ARMS_HELP = 'Arms: a method, or "NAME: METHOD FLAGS"; if not given, all that the task allows.'
+ARMS_HELP = 'Arms beside grpo: a method, or "NAME: METHOD FLAGS".'
 
 
 @dataclass(frozen=True)
 class Gradients:
     """Compare credit rules by their policy gradients, before training.
 
-    Flags of train.py can be added. All rules of the embedded task take some minutes.
+    Flags of train.py can be added.
     """
 
-    arms: Annotated[tuple[str, ...], tyro.conf.arg(help=ARMS_HELP)] = ()
+    arms: Annotated[tuple[str, ...], tyro.conf.arg(help=ARMS_HELP)] = ("shear",)
     batches: int = 20
     """Batches that every arm's gradient is taken of."""
     reference: int = 32
@@ -98,33 +93,26 @@ class Gradients:
 if __name__ == "__main__":
     parse_study(Gradients)  # --help and wrong flags end here: the imports below take seconds
 
-import pandas as pd
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-import train
+from base import files
+from base.config import Config, Credit, Shear
 from credit.batch import Batch, Context
-from credit.rules import assign_credit
-from credit.settings import Credit, Shear
+from credit.rules import assign_credit, with_options
 from grpo import Policy, cat_padded
-from harness import files, fsdp, log
+from harness import fsdp, log
 from harness.command import run_command
-from harness.config import Config
-from harness.load import load_run
+from harness.fsdp import Ranks
 from harness.models import round_weights
-from harness.run import Ranks, Run, keep_all, seed_of
-from lab.studies import figures
-from lab.studies.alignment import (
-    cosine_of_means,
-    cosines,
-    gain_of_cosine,
-    signal_to_noise,
-)
+from harness.run import Loaded, keep_all, load_run, prepare_rule, seed_of
+from harness.run import sample as draw_rollouts
 from lab.studies.compare import allowed_arms, name_of, settings_of
-from lab.studies.needs import settings_of_run, teach
+from lab.studies.needs import graded, settings_of_run, teach
 from lab.studies.prefixes import as_batch, context_at_start, load_with_solutions
-from lab.tools import curve, noise
+from lab.studies.stats import cosine_of_means, cosines, gain_of_cosine, signal_to_noise
+from lab.tools import noise
 from lab.tools.moments import above_others
 
 
@@ -160,11 +148,10 @@ def main(argv: list[str] | None = None) -> None:
         noisy = gradients[0] if config.task in noise.CELLS else references
         rows = arm_rows(list(arms), references, gradients, adam_scale(run, noisy))
         files.append_rows(flags.rows, [about | row for row in rows])
-        draw_differences(rows, flags.rows.with_suffix(".svg"))
         print("\n".join(log.markdown(list(map(table_line, rows)))))
 
 
-def sample(config: Config, ranks: Ranks) -> tuple[Run, Callable[[int], Batch]]:
+def sample(config: Config, ranks: Ranks) -> tuple[Loaded, Callable[[int], Batch]]:
     """The run before training, and the batch of each sampling phase; raises BadInput."""
     run = load_run(config, ranks)
     refuse_adapter(run)
@@ -175,7 +162,7 @@ def sample(config: Config, ranks: Ranks) -> tuple[Run, Callable[[int], Batch]]:
     return run, partial(sample_batch, run)
 
 
-def read(flags: Gradients, config: Config, ranks: Ranks) -> tuple[Run, Callable[[int], Batch]]:
+def read(flags: Gradients, config: Config, ranks: Ranks) -> tuple[Loaded, Callable[[int], Batch]]:
     """A run with the model, and the mixed groups of `--rollouts` as batches; raises BadInput."""
     assert flags.rollouts
     run, groups = load_with_solutions(flags.rollouts, config, ranks)
@@ -190,9 +177,9 @@ def read(flags: Gradients, config: Config, ranks: Ranks) -> tuple[Run, Callable[
     return run, batches.__getitem__
 
 
-def refuse_adapter(run: Run) -> None:
+def refuse_adapter(run: Loaded) -> None:
     """Raise BadInput if a part of the run would train an adapter in place of the model."""
-    if run.parts.adapt is not keep_all:
+    if run.hooks.adapt is not keep_all:
         raise BadInput(f"--use {' '.join(run.config.use)}: one trains an adapter; leave it out")
 
 
@@ -205,17 +192,11 @@ def hold_all_but(count: int, policy: Policy) -> None:
 
 
 def arms_of_credit(names: Sequence[str], others: list[str], config: Config) -> dict[str, Config]:
-    """The settings of arms, of all that the task allows if none is named.
-
-    Arms share a run's batches. So one that is named and differs in more than credit raises
-    BadInput.
-    """
+    """The settings of arms, which share a run's batches: other flags than credit's are BadInput."""
     arms = {}
     for arm in allowed_arms(names, others):
-        settings = settings_of(arm, others)
-        if differs_in_credit_alone(settings, config):
-            arms[arm] = settings
-        elif names:
+        arms[arm] = settings_of(arm, others)
+        if not differs_in_credit_alone(arms[arm], config):
             raise BadInput(f"--arms {arm}: may have flags of credit alone; leave out the others")
     return arms
 
@@ -234,14 +215,16 @@ class Arm(NamedTuple):
     context: Context
 
 
-def prepared(run: Run, settings: dict[str, Config]) -> dict[str, Arm]:
+def prepared(run: Loaded, settings: dict[str, Config]) -> dict[str, Arm]:
     """The arms of these settings, whose rules have loaded what they need; raises BadInput."""
     arms = {}
     for name, own in settings.items():
         of_arm = copy.copy(run)
         of_arm.config = own
         of_arm.context = replace(run.context, shear=own, kept={})
-        train.prepare_rule(of_arm)
+        with tempfile.TemporaryDirectory() as folder:
+            prepare_rule(of_arm, Path(fsdp.from_main(folder, run.ranks)))
+            fsdp.gather(None, run.ranks)  # until all ranks have read it
         arms[name] = Arm(own, of_arm.context)
     return arms
 
@@ -249,7 +232,7 @@ def prepared(run: Run, settings: dict[str, Config]) -> dict[str, Arm]:
 # ---- gradients -----------------------------------------------------------------------------------
 
 
-def take_references(run: Run, batch_of: Callable[[int], Batch], flags: Gradients) -> Tensor:
+def take_references(run: Loaded, batch_of: Callable[[int], Batch], flags: Gradients) -> Tensor:
     """The gradients (M, K) of the reference's batches, with leave-one-out advantages."""
     own = fsdp.share(list(range(flags.reference)), run.ranks)
     taken = []
@@ -264,7 +247,7 @@ def take_references(run: Run, batch_of: Callable[[int], Batch], flags: Gradients
     return torch.stack(fsdp.gather_items(taken, run.ranks))
 
 
-def adam_scale(run: Run, gradients: Tensor) -> Tensor:
+def adam_scale(run: Loaded, gradients: Tensor) -> Tensor:
     """One over the root of each coordinate's mean square (K,) in gradients of batches (M, K).
 
     It is NaN if gradients are projected. A hundredth of the mean root is added, for coordinates
@@ -278,7 +261,7 @@ def adam_scale(run: Run, gradients: Tensor) -> Tensor:
 
 
 def take_gradients(
-    run: Run,
+    run: Loaded,
     batch_of: Callable[[int], Batch],
     arms: dict[str, Arm],
     references: Tensor,
@@ -301,14 +284,13 @@ def take_gradients(
     return torch.stack(fsdp.gather_items(taken, run.ranks), 1)
 
 
-def sample_batch(run: Run, index: int) -> Batch:
+def sample_batch(run: Loaded, index: int) -> Batch:
     """The batch of a sampling phase; seed, `index` and `--generate-batch` decide the samples."""
-    alone = copy.copy(run)
-    alone.ranks = Ranks(0, 1, run.ranks.device)  # the whole batch is this rank's
     torch.manual_seed(seed_of(run.config.seed, index))
-    clock = log.Clock(run.ranks.device)
-    problems, rollouts, verdicts = run.parts.sample(alone, index, clock)
-    return Batch.of(rollouts, verdicts, problems)
+    task = run.context.task
+    problems = task.draw(index, run.config.prompts_per_step, run.config.seed)
+    rollouts = draw_rollouts(run, problems, run.config.rollouts_per_prompt, run.config.temperature)
+    return graded(rollouts, task.verdicts(problems, rollouts), problems)
 
 
 def leave_one_out(batch: Batch) -> Tensor:
@@ -325,11 +307,11 @@ def credit_by_arm(batch: Batch, arms: Collection[Arm]) -> Tensor:
         block.log_probs, block.entropies, block.hidden = first.score(block.rollouts)
         for settings, context in arms:
             with torch.random.fork_rng():
-                credit.append(assign_credit(block, context, settings))
+                credit.append(assign_credit(with_options(settings), block, context))
     return torch.stack([cat_padded(credit[arm :: len(arms)]) for arm in range(len(arms))])
 
 
-def gradients_of(run: Run, batch: Batch, credit: Tensor, count: int) -> Tensor:
+def gradients_of(run: Loaded, batch: Batch, credit: Tensor, count: int) -> Tensor:
     """The gradients of the batch's objective by each credit (arms, B, T): `count` numbers of each.
 
     Raises BadInput where no group has right and wrong rollouts.
@@ -404,15 +386,6 @@ def table_line(row: dict) -> dict[str, str]:
         cells["rollouts"] = "-"
     cells |= {name: "-" for name in COLUMNS if math.isnan(row[name])}
     return {"arm": row["arm"]} | cells
-
-
-def draw_differences(rows: list[dict], path: Path) -> None:
-    """Draw D of each arm with its interval, the largest at the top."""
-    table = pd.DataFrame(rows[::-1])
-    with figures.picture(path, 6, 1 + 0.22 * len(table)) as (axes,):
-        axes.errorbar(table["D"], table["arm"], xerr=table["half"], fmt="o", color=curve.RIGHT)
-        axes.axvline(0, color=curve.FAINT, lw=1)
-        axes.set_xlabel("cosine with the true gradient, minus that of grpo")
 
 
 if __name__ == "__main__":

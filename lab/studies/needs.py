@@ -1,57 +1,35 @@
-"""What studies share: settings of train.py, lessons, and what a rule needs beside a policy."""
+"""What studies share: settings of train.py, and lessons."""
 
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import lab.rules  # noqa: F401 - enters the rules
-from credit.rules import RULES
+from base.config import Config, parse_train
+from credit.batch import Batch
+from grpo import Rollouts, group_advantages
 from harness import fsdp
-from harness.config import Config, parse_train
-from harness.load import give_lessons, resolve
-from harness.run import Run
-from lab.rules import adapter, controls, prm
-from tasks.errors import BadInput
-from tasks.settings import TASKS
-
-FAST = "lab.fast"
-# By what their `prepare` is.
-WITH_MODEL = {name for name, rule in RULES.items() if rule.prepare is prm.load}
-WITH_ADAPTER = {name for name, rule in RULES.items() if rule.prepare is adapter.needs_adapter}
-WITH_ERRORS = {name for name, rule in RULES.items() if rule.prepare is controls.needs_first_errors}
-# Rules that are made of others: their arms have to name these.
-MADE = {"scaled"}
+from harness.run import Loaded, resolve, warm_up_policy
+from rewards import Verdict
 
 
 def settings_of_run(words: Sequence[str]) -> Config:
     """train.py's settings by these flags, on this machine; raises BadInput.
 
-    They use `lab.fast`, with the same numbers sooner, unless `--use` names it with options.
+    Its functions are the plain ones, which a reader may edit; `--use lab.fast` is sooner.
     """
-    config = resolve(parse_train(words))
-    if any(module.partition(":")[0] == FAST for module in config.use):
-        return config
-    return replace(config, use=(FAST, *config.use))
+    return resolve(parse_train(words))
 
 
-def teach(run: Run) -> None:
-    """Teach the model the lessons of its task, and keep nothing of them on disk."""
+def teach(loaded: Loaded) -> None:
+    """Give the model the warm-up of its task, and keep nothing of it on disk."""
     with tempfile.TemporaryDirectory() as folder:
-        run.folder = Path(fsdp.from_main(folder, run.ranks))
-        give_lessons(run)
-        fsdp.gather(None, run.ranks)  # until all ranks have read it
+        warm_up_policy(loaded, Path(fsdp.from_main(folder, loaded.ranks)))
+        fsdp.gather(None, loaded.ranks)  # until all ranks have read it
 
 
-def check_needs(config: Config) -> None:
-    """Raise BadInput if a rule lacks what it needs, as far as it shows before loading."""
-    task = TASKS[config.task]
-    has_model = any(text.startswith("model=") for text in config.method_option)
-    needs = [
-        (WITH_ADAPTER, "lab.tools.lora" in " ".join(config.use), "--use lab.tools.lora"),
-        (WITH_MODEL, task.makes_model or has_model, "--method-option model=NAME"),
-        (WITH_ERRORS, task.makes_problems, "the true first error, which the task does not know"),
-    ]
-    for names, is_met, need in needs:
-        if config.method in names and not is_met:
-            raise BadInput(f"--method {config.method}: needs {need}")
+def graded(rollouts: Rollouts, verdicts: list[Verdict], problems: list[dict]) -> Batch:
+    """A batch with the advantages of Eq. (1), before it is scored."""
+    batch = Batch.of(rollouts, verdicts, problems)
+    batch.advantages = group_advantages(batch.rewards, batch.group_size)
+    return batch

@@ -33,20 +33,19 @@ import torch
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from base import files
+from base.config import Config, Shear
+from base.errors import bad_input_on_error
 from credit.batch import Batch, Context
-from credit.settings import Shear
 from grpo import Policy, Rollouts, cat_padded, decode, pad_left, rollout
-from harness import files
-from harness.config import Config
-from harness.load import make_run, template_of
+from harness.fsdp import Ranks
 from harness.models import load_model, load_tokenizer, round_weights, stop_ids
-from harness.run import Ranks, Run, seed_of
+from harness.run import Hooks, Loaded, make_context, seed_of, template_of, use
+from lab.studies.needs import graded
 from lab.tools.salience import answer_places
 from rewards import Verdict
 from shear import span_bounds
-from tasks.errors import bad_input_on_error
-from tasks.plug import use
-from tasks.rows import read_rows
+from tasks.problems import read_rows
 from tasks.task import Task, math
 
 SPANS = "rollout", "number", "right", "end", "distance", "success"  # columns of `span_table`
@@ -76,16 +75,16 @@ class Prefixes:
 # ---- sampling ------------------------------------------------------------------------------------
 
 
-def collect(run: Run, count: int, continuations: int) -> list[Prefixes]:
+def collect(run: Loaded, count: int, continuations: int, folder: Path) -> list[Prefixes]:
     """The groups of the first `count` held-out problems, with their continuations' verdicts.
 
-    They are read from the run's folder; those that are not there are made and saved one by one.
+    They are read from the folder; those that are not there are made and saved one by one.
     Raises BadInput for a damaged file.
     """
     groups = []
     problems = run.context.task.heldout[:count]
     for number, problem in enumerate(tqdm(problems, "groups", leave=False, disable=None)):
-        path = run.folder / f"group-{number:04d}.json"
+        path = folder / f"group-{number:04d}.json"
         if not path.exists():
             torch.manual_seed(seed_of(run.config.seed, number))
             group = sample_group(run, problem)
@@ -96,7 +95,7 @@ def collect(run: Run, count: int, continuations: int) -> list[Prefixes]:
     return groups
 
 
-def sample_group(run: Run, problem: dict) -> Prefixes:
+def sample_group(run: Loaded, problem: dict) -> Prefixes:
     """G rollouts to a problem, graded."""
     count = run.config.rollouts_per_prompt
     rollouts = sample(run, [run.context.task.prompt(problem)], count)
@@ -113,7 +112,7 @@ def sample_group(run: Run, problem: dict) -> Prefixes:
     return with_ends(group, run.config, run.context.tokenizer)
 
 
-def sample(run: Run, prompts: Sequence, count: int, used: int = 0) -> Rollouts:
+def sample(run: Loaded, prompts: Sequence, count: int, used: int = 0) -> Rollouts:
     """`count` rollouts to each prompt, of which `used` tokens of the response are there already."""
     return rollout(
         run.context.policy.model,
@@ -124,7 +123,7 @@ def sample(run: Run, prompts: Sequence, count: int, used: int = 0) -> Rollouts:
         temperature=run.config.temperature,
         stops=stop_ids(run.context.policy.model, run.context.tokenizer),
         batch_size=run.config.generate_batch,
-        generate=run.parts.generate,
+        generate=run.hooks.generate,
     )
 
 
@@ -142,7 +141,7 @@ def as_rollouts(group: Prefixes, device: torch.device) -> Rollouts:
 def as_batch(group: Prefixes, device: torch.device) -> Batch:
     """A group as a batch; its responses have no stop token, as if they had been cut."""
     rollouts = as_rollouts(replace(group, truncated=[True] * len(group.texts)), device)
-    return Batch.of(rollouts, list(map(Verdict, group.scores, group.reasons)), [group.problem])
+    return graded(rollouts, list(map(Verdict, group.scores, group.reasons)), [group.problem])
 
 
 def with_ends(group: Prefixes, shear: Shear, tokenizer: PreTrainedTokenizerBase) -> Prefixes:
@@ -160,7 +159,7 @@ def with_ends(group: Prefixes, shear: Shear, tokenizer: PreTrainedTokenizerBase)
     return replace(group, ends=ends)
 
 
-def continue_prefixes(run: Run, group: Prefixes, count: int) -> Prefixes:
+def continue_prefixes(run: Loaded, group: Prefixes, count: int) -> Prefixes:
     """Complete every prefix `count` times from its sampled ids, and grade the completions.
 
     Prefixes of one length are continued together.
@@ -184,7 +183,7 @@ def continue_prefixes(run: Run, group: Prefixes, count: int) -> Prefixes:
     return replace(group, continued=scores)
 
 
-def load_with_solutions(file: str, config: Config, ranks: Ranks) -> tuple[Run, list[Prefixes]]:
+def load_with_solutions(file: str, config: Config, ranks: Ranks) -> tuple[Loaded, list[Prefixes]]:
     """A run with the model of `--model` and no problems, and the groups of `--rollouts`."""
     name = config.model
     assert name  # --rollouts is of task math, which needs --model
@@ -194,9 +193,10 @@ def load_with_solutions(file: str, config: Config, ranks: Ranks) -> tuple[Run, l
     groups = read_solutions(file, config, task, tokenizer)
     model = load_model(name, ranks.device, tokenizer).eval()
     round_weights(model, getattr(torch, config.dtype))
-    run = make_run(config, ranks, model, tokenizer, task)
-    use(run.parts, config.use)
-    return run, groups
+    hooks = Hooks()
+    use(hooks, config.use)
+    context = make_context(config, Policy(model), tokenizer, task, hooks.shear)
+    return Loaded(config, ranks, context, hooks, []), groups
 
 
 def read_solutions(
@@ -231,17 +231,17 @@ def read_solutions(
 # ---- hidden states and distances -----------------------------------------------------------------
 
 
-def context_at_start(run: Run) -> Context:
+def context_at_start(run: Loaded) -> Context:
     """What a credit method may use before the first step."""
     model = run.context.policy.model
-    return replace(run.context, policy=Policy(model, layout=run.parts.layout(model)))
+    return replace(run.context, policy=Policy(model, layout=run.hooks.layout(model)))
 
 
 def score_group(group: Prefixes, context: Context) -> Batch:
     """A group as credit methods see it, with the policy's hidden states."""
     rollouts = as_rollouts(group, context.policy.model.device)
     verdicts = list(map(Verdict, group.scores, group.reasons))
-    batch = Batch.of(rollouts, verdicts, [group.problem])
+    batch = graded(rollouts, verdicts, [group.problem])
     batch.log_probs, batch.entropies, batch.hidden = context.score(batch.rollouts)
     return batch
 

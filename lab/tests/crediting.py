@@ -9,12 +9,11 @@ from builders.rollouts import batch_of, rollouts_of
 from builders.runs import config_from, recipe_with
 
 import lab.rules  # noqa: F401 - enters the rules
+from base.config import Config
 from credit.batch import Batch, Context, effective_weights
-from credit.rules import assign_credit
+from credit.rules import assign_credit, with_options
 from grpo import Policy, group_advantages, score, to_padded
-from harness.config import Config
-from harness.load import make_task
-from harness.run import make_context
+from harness.run import make_context, make_task
 from tasks import toy
 from tasks.task import Task
 
@@ -44,7 +43,7 @@ def assign(rule: str, batch: Batch, *options: str, step: int = 3, **changes) -> 
     """Token advantages by a rule with these options, and other settings but the recipe's."""
     changes = dict(window=6, stride=3, method=rule, method_option=options) | changes
     config = recipe_with(**changes)
-    return assign_credit(batch, context_of(batch, config, step), config)
+    return assign_credit(with_options(config), batch, context_of(batch, config, step))
 
 
 def weights_of(rule: str, batch: Batch, **changes) -> torch.Tensor:

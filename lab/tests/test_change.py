@@ -15,13 +15,13 @@ from builders.groups import random_group
 from torch.testing import assert_close
 
 import train
+from base.config import TASKS
+from base.files import read_lines
 from credit.rules import RULES
-from harness.config import check_inputs
-from harness.files import read_lines
+from harness.command import check_inputs
 from lab.studies import compare, gradients
 from shear import shear_weights, spans_of, token_distances, token_weights
 from tasks import toy
-from tasks.settings import TASKS
 
 LEARN = ROOT / "lab" / "learn"
 # Each file's flags: as the file of an empty folder, and as a module of the lab.
@@ -74,7 +74,9 @@ def test_a_file_of_an_empty_folder_trains(name, tmp_path, monkeypatch):
 def test_the_distance_is_the_mean_over_all_pairs_of_tokens():
     """It stands in SHEAR's weights in units of nbar."""
     hidden, mask, correct = random_group()  # rollouts 1 and 3 are right
-    weighed = shear_weights(hidden, mask, correct, closest=own("my_distance").closest, window=99)
+    weighed = shear_weights(
+        hidden, mask, correct, measure=own("my_distance").mean_distance, window=99
+    )
     wrong = hidden[0][mask[0]]
     means = [token_distances(wrong, hidden[right][mask[right]]).mean() for right in (1, 3)]
     assert_close(weighed.omega[0][mask[0]], (min(means) / weighed.nbar).expand(17))

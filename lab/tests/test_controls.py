@@ -1,20 +1,16 @@
 """Controls and `first`, against written-out numbers and slow loops."""
 
-import functools
 import math
-import random
 
-import pytest
 import torch
-from builders.rollouts import batch_of, random_batch, rollouts_like, rollouts_of
+from builders.rollouts import batch_of, random_batch, rollouts_like
 from builders.small_models import NumberTokenizer
 from crediting import as_told, assign, weights_of
 from torch.testing import assert_close
 
 from credit.batch import effective_weights
 from grpo import to_padded
-from lab.studies.where import wrong_steps
-from shear import closest_spans, shear_weights
+from shear import shear_weights
 from tasks import toy
 from tasks.task import Task
 
@@ -38,8 +34,7 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
     opposing side, and a fourth, whose others have no verdict, get nothing.
     """
     batch = random_batch([[1.0, 0, 0, 1], [0, 0, 1, 0], [1] * 4, [1, 1, math.nan, math.nan]])
-    ours = assign("own-side", batch, window=4, stride=2, max_iters=2000, tol=1e-5)
-    closest = functools.partial(closest_spans, max_iters=2000, tol=1e-5)
+    ours = assign("own-side", batch, window=4, stride=2)
     hidden = to_padded(batch.hidden, batch.mask).double()
     for i in range(8):
         group = range(i - i % 4, i - i % 4 + 4)
@@ -57,56 +52,10 @@ def test_own_side_takes_the_closest_span_of_the_same_outcome_in_another_rollout(
                 stride=2,
                 eps=0.05 * nbar,
                 eps_unit="raw",
-                closest=closest,
             )
             omega = weighed.omega[0] * weighed.nbar / nbar
         assert_close(ours[i], (batch.advantages[i] * omega).float(), atol=1e-4, rtol=1e-4)
     assert not ours[8:].any()
-
-
-@pytest.mark.parametrize("prefix", [0.0, 0.5])
-def test_cliff(prefix):
-    """Advantages are the written-out numbers, whose mean over a group's tokens is 0.
-
-    In the first, two of five are right, one has no verdict, and one is wrong with an unknown error:
-    it keeps A. A second group has another share of right ones and a b of its own; one of equal
-    verdicts gets nothing.
-    """
-    first_wrong = [99, 3, None, 0, 99, 0, 0, *[99] * 4, 3, *[3] * 6]  # None: not known
-    batch = random_batch([[1, 0, 0, 0, 1, math.nan], [0, 1, 1, 1, 1, 0], [0] * 6])
-
-    def first_error(problem, tokens):
-        place = first_wrong[int(tokens[0])]
-        return None if place is None else toy.FirstError(place, "copy", place + 1)
-
-    task = Task("embedded", [], [], None, None, first_error=first_error)
-    batch = as_told(batch, tokenizer=NumberTokenizer(), task=task)
-    ours = assign("cliff", batch, f"prefix={prefix}")
-    expected = batch.A * batch.mask
-    for group, mu in ((range(6), 2 / 5), (range(6, 12), 4 / 6)):
-        sigma = math.sqrt(mu * (1 - mu))
-        moved = [i for i in group if first_wrong[i] is not None]
-        for i in moved:
-            share = 1 if first_wrong[i] == 99 else prefix
-            before = torch.arange(10) < first_wrong[i]
-            expected[i] = torch.where(before, share * (1 - mu), -mu) / sigma * batch.mask[i]
-        shift = expected[group].sum() / batch.mask[moved].sum()
-        expected[moved] -= shift * batch.mask[moved]
-        assert abs(ours[group].sum()) < 1e-4
-    assert_close(ours, expected, atol=1e-6, rtol=1e-5)
-
-
-def test_true_errors(told):
-    """Places of the first error and of the wrong step are those of the task's verifier."""
-    problem = told.problems[0]
-    careful = toy.demonstrate(problem, random.Random(0), careless=False)
-    digit = str((int(careful[10]) + 1) % 10)
-    texts = [careful, careful[:10] + digit + careful[11:], careful, careful]
-    rollouts = rollouts_of(told.tokenizer, [problem["problem"]] * 4, texts)
-    batch = batch_of(torch.tensor([1.0, 0, 0, 1]), rollouts, 4, problems=[problem])
-    places = batch.true_errors(told.task, told.tokenizer)
-    assert places.tolist() == [[-1, -1], [0, 12], [-1, -1], [-1, -1]]
-    assert wrong_steps(batch, told)[1].tolist() == [0, 12, 10]
 
 
 def test_the_oracle_can_keep_the_sum_of_a_rollout():
@@ -144,17 +93,6 @@ def test_position_and_random_are_what_they_say(told):
     runs = weights.split(6)
     assert all(len(run.unique()) == 1 for run in runs) and len(weights.unique()) == len(runs)
     assert weights.min() >= 0 and weights.max() <= 2
-
-
-def test_shuffle_keeps_each_rollout_s_weights_and_not_their_places():
-    """The same numbers stand in another order, anew with every draw."""
-    batch = random_batch([[1, 0, math.nan, 0, 1]], shared=3)
-    shear = assign("shear", batch)
-    torch.manual_seed(0)
-    ours, again = (assign("shuffle", batch) for _ in range(2))
-    assert not torch.equal(ours, shear) and not torch.equal(ours, again)
-    for row, inside in enumerate(batch.mask):
-        assert ours[row][inside].sort().values.tolist() == shear[row][inside].sort().values.tolist()
 
 
 def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():

@@ -53,13 +53,13 @@ def test_greedy_tokens_are_those_of_generate(family, options, leaves, monkeypatc
     ids[:, -1] = torch.arange(6, 18)  # the same prompt but for its last token
     generate = partial(hf_generate, model, **LIMITS)
     if leaves:  # otherwise both loops are transformers' own
-        assert torch.equal(generate(*shared, loop=live_rows), generate(*shared))
+        assert torch.equal(generate(*shared, custom_generate=live_rows), generate(*shared))
         endless = partial(generate, ids, mask, stops=[])
-        assert torch.equal(endless(loop=live_rows), endless())
+        assert torch.equal(endless(custom_generate=live_rows), endless())
     assert torch.equal(fast_generate(model, *shared, **LIMITS), generate(*shared))
     expected = generate(ids, mask)
     rows = counted(model)
-    found = generate(ids, mask, loop=live_rows)
+    found = generate(ids, mask, custom_generate=live_rows)
     assert torch.equal(found, expected)
     ends = torch.isin(found, torch.tensor(LIMITS["stops"])).int().argmax(1)
     assert ends.unique().numel() > 2  # rows end at unlike steps
@@ -80,7 +80,7 @@ def test_sampled_tokens_are_of_the_same_distribution():
     first = []
     for loop in (None, live_rows):
         torch.manual_seed(1)
-        found = generate(model, ids, mask, loop=loop)
+        found = generate(model, ids, mask, custom_generate=loop)
         first.append(found[:, 0])
         kinds = (found * torch.tensor([16, 4, 1])).sum(1)
         counts.append(kinds.bincount(minlength=64))

@@ -19,9 +19,9 @@ from weighing import FAST, RACES, race_problem, weigh
 
 import lab.rules  # noqa: F401 - enters the rules
 import train
+from base import files
 from credit.rules import RULES
 from grpo import PADDED, Layout, Policy, Rollouts
-from harness import files
 from harness.fsdp import recompute_layers
 from lab.fast.packing import packing_of
 from lab.fast.race import race
@@ -65,8 +65,8 @@ def test_minima_of_the_race_are_those_of_a_cpu(name):
     """A GPU finds the CPU's minima of the same group."""
     (costs, *sides, eps), *_ = race_problem(name)
     there = [side._replace(spans=Spans(*to_device(*side.spans))) for side in sides]
-    found = race(costs.to(DEVICE), *there, eps, max_iters=100, tol=1e-3)
-    expected = race(costs, *sides, eps, max_iters=100, tol=1e-3)
+    found = race(costs.to(DEVICE), *there, eps)
+    expected = race(costs, *sides, eps)
     for name in ("of_right", "of_wrong"):
         ours = getattr(found, name).cpu()
         assert_close(ours, getattr(expected, name), rtol=1e-4, atol=1e-5 * eps)
@@ -75,7 +75,7 @@ def test_minima_of_the_race_are_those_of_a_cpu(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "hooks",
-    [FAST, {"closest": ablations.closest_by_cost}, {"closest": ablations.closest_by_chamfer}],
+    [FAST, {"measure": ablations.transport_cost}, {"measure": ablations.chamfer_distance}],
 )
 def test_weights_are_those_of_a_cpu(hooks, dtype):
     """The fast hooks and the ablations give the same weights on both."""

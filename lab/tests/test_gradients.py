@@ -2,7 +2,6 @@
 
 import copy
 
-import pandas as pd
 import pytest
 import torch
 from builders.commands import words_of
@@ -13,19 +12,19 @@ from torch.nn.functional import cosine_similarity
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 import train
-from harness.files import read_lines, write_rows
-from harness.load import load_run
-from lab.studies import alignment, gradients
-from lab.studies.advantages import half_width
+from base.files import read_lines, write_rows
+from harness.run import load_run
+from lab.studies import gradients
+from lab.studies import stats as alignment
 from tasks.task import text_task
 
 SIZES = "--use builders.alternating --toy-lines 1 --toy-width 16 --warmup-steps 1 --heldout 8 --eval-groups 2"
 SIZES += " --prompts-per-step 4 --prompts-per-update 4"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def run():
-    """A run of an untaught model."""
+    """A run of an untaught model; its verdicts alternate, for one test."""
     return load_run(gradients.settings_of_run(words_of(SIZES)), ALONE)
 
 
@@ -40,7 +39,7 @@ def test_a_gradient_is_that_of_the_first_update(method, run):
     trained = copy.copy(run)
     trained.context = copy.deepcopy(run.context)
     trained.config = settings
-    sharded(trained)
+    trained = sharded(trained)
     batch = train.score_and_credit(trained, batch, train.log.Clock(ALONE.device))
     seen = []
     trained.optimizer.register_step_pre_hook(
@@ -50,27 +49,6 @@ def test_a_gradient_is_that_of_the_first_update(method, run):
     theirs = torch.cat(seen)
     assert metrics["grad_norm"] == pytest.approx(ours.norm().item(), rel=1e-3)
     assert cosine_similarity(ours, -theirs, dim=0) > 1 - 1e-5
-
-
-def test_an_arm_s_random_draws_do_not_depend_on_the_others(run):
-    """`random` has the same credit alone and after `shuffle`."""
-    settings = {arm: gradients.settings_of(arm, words_of(SIZES)) for arm in ("shuffle", "random")}
-    both = gradients.prepared(run, settings).values()
-    torch.manual_seed(0)
-    (_, after) = gradients.credit_by_arm(gradients.sample_batch(run, 0), both)
-    (alone,) = gradients.credit_by_arm(gradients.sample_batch(run, 0), [*both][1:])
-    assert after.std() > 0 and torch.equal(after, alone)
-
-
-def test_the_reference_counts_graded_rollouts_alone(run):
-    """r minus the mean of the other graded ones; nothing where there is no other, or no verdict."""
-    batch = gradients.sample_batch(run, 0)
-    assert batch.group_size == 8
-    batch.rewards = torch.full_like(batch.rewards, torch.nan)
-    batch.rewards[:8] = torch.tensor([1.0, 0.0, torch.nan, torch.nan] * 2)
-    batch.rewards[8] = 1.0
-    credit = gradients.leave_one_out(batch)[:, 0].tolist()
-    assert credit[:8] == pytest.approx([2 / 3, -2 / 3, 0, 0] * 2) and not any(credit[8:])
 
 
 def test_a_projection_keeps_dot_products():
@@ -105,47 +83,6 @@ def test_statistics_have_no_bias():
     assert alignment.cosines(clean[1], mean).tolist() == pytest.approx([0.6] * 3)
 
 
-def test_the_interval_of_d_has_the_reference_s_noise_too():
-    """The 90% interval of few batches and references holds D of endless ones as often as it says.
-
-    With the reference held fixed, as before, it would be too narrow.
-    """
-    generator = torch.Generator().manual_seed(0)
-    directions = torch.zeros(3, 40)
-    directions[0, 0] = directions[1, 0] = directions[2, 0] = 1
-    directions[1, 1] = 0.5
-
-    def draw(count: int) -> list[torch.Tensor]:
-        noise = torch.randn(3, count, 40, generator=generator)
-        return list(directions[:, None] + torch.tensor([1.0, 0.5, 1.0])[:, None, None] * noise)
-
-    reference, usual, batches = draw(100_000)
-    limit = alignment.gaps(batches, usual, directions[0]).mean().item()
-    held = {"ours": 0, "fixed": 0}
-    for _ in range(300):
-        reference, usual, batches = draw(8)
-        difference, half = alignment.gain_of_cosine(batches, usual, reference)
-        fixed = half_width(pd.Series(alignment.gaps(batches, usual, reference.mean(0))))
-        held["ours"] += abs(difference - limit) < half
-        held["fixed"] += abs(difference - limit) < fixed
-    assert held["ours"] > held["fixed"] + 15
-
-
-def test_adam_s_metric_is_the_cosine_after_each_coordinate_is_scaled(run):
-    """Coordinates of one size count alike: a large one that no rule can change drops out."""
-    references = torch.tensor([[100.0, 1.0], [100.0, 1.0]])
-    scale = references.square().mean(0).rsqrt()
-    usual = torch.tensor([[100.0, 1.0]] * 2)
-    batches = torch.tensor([[100.0, -1.0]] * 2)
-    plain, _ = alignment.gain_of_cosine(batches, usual, references)
-    of_adam, _ = alignment.gain_of_cosine(batches * scale, usual * scale, references * scale)
-    assert plain == pytest.approx(-2e-4, rel=1e-3) and of_adam == pytest.approx(-1)
-    count = sum(parameter.numel() for parameter in run.context.policy.parameters())
-    taken = torch.rand(3, count)
-    assert gradients.adam_scale(run, taken).isfinite().all()
-    assert gradients.adam_scale(run, taken[:, :5]).isnan().all()  # projected
-
-
 def test_the_command_writes_a_row_per_arm(tmp_path, capsys, assert_refused):
     """D is paired by batch; an adapter is refused."""
     rows = tmp_path / "runs" / "rows.jsonl"
@@ -161,21 +98,11 @@ def test_the_command_writes_a_row_per_arm(tmp_path, capsys, assert_refused):
     for row in found:
         own = [batch["cos"] for batch in batches if batch["arm"] == row["arm"]]
         assert sum(own) / 3 == pytest.approx(row["cos"])
-    assert "| +0.000 | 0.000 | +0.000 |" in printed and rows.with_suffix(".svg").exists()
+    assert "| +0.000 | 0.000 | +0.000 |" in printed
     arm = "lora: grpo --use lab.tools.lora:rank=2"
     message = f"--arms {arm}: may have flags of credit alone"
     assert_refused(gradients.main, [*words, "--arms", arm], message)
     assert_refused(gradients.main, words_of(SIZES, "--batches 1"), "--batches 1", "raise it")
-
-
-def test_what_noise_hides_is_not_printed():
-    """Neither is Adam's metric of projected gradients."""
-    row = dict.fromkeys(["cos", "D", "half", "snr", "rollouts"], 0.25)
-    row |= {"arm": "shear", "snr": -0.1, "direction": float("nan")}
-    row |= {"D_adam": float("nan"), "half_adam": float("nan")}
-    line = gradients.table_line(row)
-    assert line["cos"] == "0.250" and line["snr"] == "-0.100"
-    assert [line[name] for name in ("D_adam", "half_adam", "direction", "rollouts")] == ["-"] * 4
 
 
 def test_groups_of_a_file_take_the_place_of_samples(tmp_path, assert_refused):

@@ -8,11 +8,10 @@ import re
 from graphlib import TopologicalSorter
 from pathlib import Path
 
-import pytest
 from builders.case_files import ROOT
 
 PAPER = {"sinkhorn", "shear", "grpo", "rewards", "train", "eval"}
-CORE = ["credit", "grading", "harness", "tasks"]
+CORE = ["base", "credit", "grading", "harness", "tasks"]
 SOURCES = [*ROOT.glob("*.py"), *(path for room in CORE for path in (ROOT / room).rglob("*.py"))]
 LAB = list((ROOT / "lab").rglob("*.py"))
 TESTS = list((ROOT / "tests").rglob("*.py"))
@@ -48,44 +47,6 @@ def test_no_file_imports_itself_in_a_circle():
     """Each file can be read after what it imports."""
     files = [path for path in SOURCES + LAB if "tests" not in path.parts]
     TopologicalSorter({dotted(path): imported(path) for path in files}).prepare()  # raises
-
-
-def test_nothing_but_records_and_tests_imports_records_or_tests():
-    """The rest of the lab stands without what was measured with it."""
-    for path in LAB:
-        if not {"records", "tests"} & set(path.parts):
-            assert not [name for name in imported(path) if name.startswith(("lab.rec", "lab.te"))]
-
-
-def test_the_exercises_need_the_paper_s_files_alone():
-    """A learner reads these six files; who changes the method (docs/change.md) reads others."""
-    for path in (ROOT / "lab" / "learn").glob("[!m]*.py"):
-        ours = {name.split(".")[0] for name in imported(path)} & {*PAPER, *CORE}
-        assert ours <= PAPER, path
-
-
-def test_what_few_need_is_imported_where_it_is_needed():
-    """`datasets` takes a second, and POT is for the table of `lab.studies.bench`."""
-    need = {"datasets": set(), "ot": set()}
-    for path in [*SOURCES, *LAB]:
-        if "tests" not in path.parts:
-            for name in imported(path, top=True):
-                need.get(name.split(".")[0], set()).add(dotted(path))
-    assert need == {"datasets": {"lab.bridges.train_trl"}, "ot": {"lab.studies.bench"}}
-
-
-@pytest.mark.parametrize("folder", ["tests", "lab/tests"])
-def test_every_table_of_cases_is_in_its_index(folder):
-    """cases/README.md has a row for each, and a test beside reads it."""
-    rows = {}
-    for line in (ROOT / folder / "cases" / "README.md").read_text().splitlines():
-        if line.startswith("| `"):
-            _, name, _, readers, _ = line.split("|")
-            rows[name.strip(" `")] = readers.strip().split(", ")
-    assert {path.name for path in (ROOT / folder / "cases").iterdir()} == {*rows, "README.md"}
-    for name, readers in rows.items():
-        for reader in readers:
-            assert name in (ROOT / folder / reader).read_text(), (name, reader)
 
 
 def anchors_of(page: Path) -> set[str]:

@@ -86,25 +86,3 @@ def test_a_mistake_is_one_change_of_a_copy(tmp_path, monkeypatch, capsys):
     compared = filecmp.dircmp(hunt.ROOT, "hunts/8")
     assert compared.diff_files == ["shear.py"] and not compared.right_only
     assert "learn" in compared.subdirs["lab"].left_only and "tests" in compared.left_only
-
-
-def test_an_answer_names_the_lines_and_the_test(capsys, tmp_path, monkeypatch):
-    """The printed command copies the tests into the copy; `.ci/hunts` runs them."""
-    monkeypatch.chdir(tmp_path)
-    mistake = hunt.MISTAKES[0]
-    hunt.main(["1"])
-    hunt.main(["1", "--answer"])
-    printed = capsys.readouterr().out
-    assert f"- {mistake.was}" in printed and f"+ {mistake.now}" in printed
-    assert f"cd hunts/1 && python -m pytest -n 0 tests/{mistake.test}" in printed
-
-
-def test_a_guess_is_here_warm_or_cold(capsys):
-    """The line is that of the copy."""
-    mistake = hunt.MISTAKES[7]
-    text = (hunt.ROOT / mistake.file).read_text()
-    line = text[: text.index(mistake.was)].count("\n") + 1
-    guesses = {f"shear.py:{line}": "here", "shear.py:1": "warm", "grpo.py:1": "cold"}
-    for place, said in guesses.items():
-        hunt.main(["8", "--at", place])
-        assert capsys.readouterr().out == f"{said}\n"

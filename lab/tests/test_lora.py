@@ -9,12 +9,11 @@ from adapters import add_adapter, fill_adapter
 from builders.commands import run_well, words_of
 from builders.near import assert_near
 from builders.runs import assert_same_run
-from builders.simulated_gpu import CUDA, Cuda, mark
-from builders.small_models import save_model, small_mixtral
+from builders.small_models import save_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from harness import files
+from base import files
 from lab.tools import lora
 from tasks import toy
 
@@ -38,25 +37,6 @@ def test_an_adapter_starts_as_nothing_and_can_be_switched_off(tiny):
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert all(".lora_" in name for name in trained)
     assert len(trained) == 2 * 2 * 7  # A and B, layers, linear maps
-
-
-@pytest.mark.parametrize("experts", [False, True])
-def test_a_model_is_merged_weight_by_weight(experts, tiny):
-    """The sums are PEFT's own, to the bit, and lie on the CPU; other weights are not copied.
-
-    On a GPU, here a make-believe one, there may be no room for another copy of the model.
-    """
-    model = add_adapter(small_mixtral() if experts else tiny[0])
-    copied = copy.deepcopy(model)
-    expected = vars(copied).pop("peft").merge_and_unload().state_dict()
-    mark([*model.parameters(), *model.buffers()], CUDA)
-    with Cuda():
-        weights = lora.merged_weights(model)
-        on_cpu = {name for name, weight in weights.items() if not weight.is_cuda}
-    assert weights.keys() == expected.keys()
-    assert all(torch.equal(weight, expected[name]) for name, weight in weights.items())
-    plain = {weight.data_ptr() for weight in model.state_dict().values()}
-    assert on_cpu == {name for name in weights if weights[name].data_ptr() not in plain}
 
 
 def test_a_saved_model_needs_no_adapter(tiny, tmp_path):

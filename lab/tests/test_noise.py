@@ -12,7 +12,7 @@ from scipy import stats
 
 import lab.tasks  # noqa: F401 - enters the tasks
 from credit.batch import Batch
-from harness.load import load_run
+from harness.run import load_run
 from lab.studies import gradients
 from lab.tools import noise
 from rewards import Verdict, grade_math

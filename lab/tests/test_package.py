@@ -46,13 +46,6 @@ advantages = correct.float() - 0.5
 {}
 assert token_advantages.equal(advantages[:, None] * omega)
 torch.save([hidden, mask, correct, omega], "omega.pt")
-
-import pathlib, sys
-sys.modules["trl"] = None
-try:
-    import shear_credit.trl_shear
-except ImportError as error:
-    pathlib.Path("error.txt").write_text(str(error))
 """
 
 
@@ -118,7 +111,7 @@ def installed(wheel, tmp_path_factory) -> Path:
 def test_the_example_of_the_readme_runs_from_an_empty_folder(installed):
     """The installed package alone gives the weights that the files here give."""
     hidden, mask, correct, omega = torch.load(installed / "omega.pt")
-    weights = shear_credit.shear_weights(hidden, mask, correct, window=12, stride=6)
+    weights = shear_credit.shear_omega(hidden, mask, correct, window=12, stride=6)
     assert omega.equal(weights)
     assert (omega[mask] != 1).any()
 
@@ -164,13 +157,6 @@ def test_the_loop_of_the_docs_trains(wheel, tmp_path, taught, monkeypatch):
     credit = names["credit"]
     assert names["ids"].unique(dim=0).shape[0] > 4  # prompts
     assert credit[names["mask"]].unique().numel() > len(credit)
-
-
-def test_without_trl_its_trainer_says_what_to_install(installed):
-    """The error names the versions of the extra "trl"."""
-    needed = (ROOT / "lab/bridges/requirements.txt").read_text().strip()
-    said = (installed / "error.txt").read_text()
-    assert said == f"ShearGRPOTrainer needs TRL: pip install '{needed}'"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -221,7 +207,7 @@ def test_a_verdict_is_bool_or_0_or_1():
     """A score is refused, where `bool` would take all but 0 for right."""
     hidden = torch.randn(4, 20, 8)
     mask = torch.ones(4, 20)
-    weigh = partial(shear_credit.shear_weights, hidden, mask, window=4, stride=2)
+    weigh = partial(shear_credit.shear_omega, hidden, mask, window=4, stride=2)
     right = torch.tensor([True, False, True, False])
     assert weigh(right).equal(weigh(right.float()))
     for verdict in (0.5, math.nan):

@@ -7,16 +7,12 @@ import pytest
 import torch
 from adapters import add_adapter
 from builders.near import assert_near
-from builders.rollouts import gradients, random_prompts, unlike_rollouts
-from builders.simulated_gpu import CUDA, Cuda
-from builders.small_models import FAMILIES, family_model, small_gpt2
-from torch.nn.functional import scaled_dot_product_attention
-from torch.utils._python_dispatch import TorchDispatchMode
+from builders.rollouts import gradients, unlike_rollouts
+from builders.small_models import FAMILIES, family_model
 
-from grpo import PADDED, Policy, Rollouts, hf_generate, score
+from grpo import PADDED, Policy, Rollouts, score
 from harness import fsdp
 from lab.fast import packing
-from lab.fast.generate import read_prompts
 from lab.fast.packing import packing_of
 
 
@@ -76,102 +72,3 @@ def test_rollouts_of_one_prompt_compute_with_it_once(family, ragged, monkeypatch
     _, gradient = gradients(policy, rollouts, pulls, 8)
     _, expected = gradients(alone, rollouts, pulls, 1)
     assert (gradient - expected).norm() / expected.norm() < 1e-5
-
-
-def test_nothing_grows_with_the_square_of_the_tokens(ragged):
-    """A mask over all pairs of tokens would be the largest tensor of the pass by far."""
-
-    class Largest(TorchDispatchMode):
-        entries = 0
-
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            output = function(*args, **(kwargs or {}))
-            if isinstance(output, torch.Tensor):
-                self.entries = max(self.entries, output.numel())
-            return output
-
-    model = family_model()
-    policy = Policy(model, layout=packing_of(model))
-    many = Rollouts.cat([ragged] * 4)
-    with torch.no_grad(), Largest() as largest:
-        policy(many, 1.0)
-    tokens = sum(many.lengths)
-    assert tokens * 40 < largest.entries + 1 < tokens**2 / 4  # 48 numbers a token in a layer
-
-
-def test_a_model_that_packs_samples_as_before():
-    """Greedy tokens of `generate` with padded prompts stay.
-
-    The folder that the model is saved to names no attention.
-    """
-    model = family_model()
-    inputs = random_prompts([3, 9, 1, 6])
-    before = hf_generate(model, *inputs, max_tokens=12, temperature=0.0, stops=[], pad=0)
-    assert packing_of(model) != PADDED and model.config._attn_implementation == "packed"
-    assert torch.equal(
-        hf_generate(model, *inputs, max_tokens=12, temperature=0.0, stops=[], pad=0), before
-    )
-    assert "packed" not in model.config.to_json_string()
-
-
-WINDOW = dict(sliding_window=8, use_sliding_window=True, max_window_layers=1)
-ROPE = dict(factor=2.0, rope_theta=10_000.0, original_max_position_embeddings=64)
-LONG = dict(rope_type="longrope", short_factor=[1.0] * 4, long_factor=[2.0] * 4)
-
-
-@pytest.mark.parametrize(
-    "packs, family, options",
-    [
-        (True, "qwen2", dict(sliding_window=8, use_sliding_window=False)),
-        (True, "llama", dict(rope_parameters=ROPE | dict(rope_type="yarn"))),
-        (False, "llama", dict(rope_parameters=ROPE | dict(rope_type="dynamic"))),
-        (False, "llama", dict(rope_parameters=ROPE | LONG)),
-        (False, "qwen2", dict(layer_types=["full_attention", "chunked_attention"])),
-        (False, "mistral", dict(sliding_window=8)),
-        (False, "qwen2", WINDOW),
-        (False, "qwen3", WINDOW),
-    ],
-)
-def test_only_full_attention_packs(packs, family, options):
-    """The loop over rollouts knows no window, no positions by the longest row, no other families.
-
-    Nor is a prompt of those read once.
-    """
-    model = family_model(family, **options)
-    inputs = random_prompts([60, 60])
-    alike = [part[[0, 0]] for part in inputs]
-    assert (read_prompts(model, *alike) is not None) == packs
-    assert (packing_of(model) != PADDED) == packs
-    other = small_gpt2()
-    assert packing_of(other) == PADDED and other.config._attn_implementation == "sdpa"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="test_gpu.py asks the kernel itself")
-def test_the_kernel_of_a_gpu_is_given_what_sdpa_computes(monkeypatch):
-    """A stand-in takes what `varlen_attn` does, and its result is SDPA's.
-
-    The kernel itself runs in half precision on CUDA.
-    """
-
-    def varlen_attn(query, key, value, starts, same, longest, same_longest, *, scale, window_size):
-        assert key.shape == value.shape == query.shape and query.dtype == torch.bfloat16
-        assert starts is same and starts.is_cuda and starts.dtype == torch.int32
-        assert longest == same_longest == 4 and window_size == (-1, 0)
-        segment = torch.bucketize(torch.arange(len(query), device=CUDA), starts, right=True)
-        heads = [part.transpose(0, 1) for part in (query, key, value)]  # (H, N, w)
-        mask = (segment[:, None] == segment).tril()
-        return scaled_dot_product_attention(*heads, attn_mask=mask, scale=scale).transpose(0, 1)
-
-    monkeypatch.setattr(packing, "varlen_attn", varlen_attn)
-    starts = torch.tensor([0, 4, 7, 8], dtype=torch.int32)
-    given = [torch.randn(1, heads, 8, 6).bfloat16() for heads in (4, 2, 2)]
-
-    def attention(parts, starts):
-        segments = packing.Segments(starts, [4, 3, 1], [(0, 0)] * 3)
-        return packing.packed_attention(None, *parts, None, segments=segments, scaling=0.3)[0]
-
-    expected = attention(given, starts)
-    with Cuda():
-        ours = attention([part.to(CUDA) for part in given], starts.to(CUDA))
-        assert ours.is_cuda
-    assert_near(ours, expected, 2e-2)

@@ -1,7 +1,4 @@
-"""lab/tools/page.py: the page holds what it was given, and hostile text stays text.
-
-`test_browser.py` looks at it in a browser.
-"""
+"""lab/tools/page.py: the page holds what it was given, and hostile text stays text."""
 
 import base64
 import hashlib
@@ -10,11 +7,8 @@ import math
 import re
 
 import pytest
-from builders.commands import RUN_FLAGS, run_well
 from builders.pages import GOOD_ROW, HOSTILE, page_row
 
-import train
-from harness import files
 from lab.tools import page
 
 
@@ -70,77 +64,6 @@ def test_the_policy_admits_this_script_and_this_style_only():
     # Left out: the one link, and a name that is not loaded.
     text = re.sub(r'http://www.w3.org/2000/svg| href="https://arxiv.org/\S+"', "", text)
     assert not re.search(r"https?:|url\(|@import|innerHTML|\son\w+=|\ssrc=|\shref=", text)
-
-
-def test_neighbouring_rows_of_one_step_are_a_group(tmp_path):
-    """A step's second problem is a group of its own; a last line that is cut off is left out."""
-    path = tmp_path / "samples.jsonl"
-    steps = {"1": 1, "2": 1, "3": 2}
-    rows = [
-        page_row([name], [1.0], problem=name[0], step=steps[name[0]])
-        for name in "1a 1b 2a 3a 3b".split()
-    ]
-    files.append_rows(path, rows)
-    with path.open("a") as file:
-        file.write('{"step": 3, "prob')
-    assert page.read_groups(tmp_path) == [rows[:2], rows[2:3], rows[3:]]
-    run_well(page, tmp_path)
-    assert data_of((tmp_path / "credit.html").read_text())[0][0]["tokens"] == ["1a"]
-
-
-def test_before_and_after_are_one_group(tmp_path, monkeypatch):
-    """They are shown only where both files are there; spans count the rollouts of both.
-
-    `--open` shows the page that was written.
-    """
-    rows = [page_row(["a"], [1.0], spans=[[0, 1, 0.5, k, 0, 1]]) for k in (1, 0)]
-    files.append_rows(tmp_path / "samples.jsonl", rows[:1])
-    files.append_rows(tmp_path / "before.jsonl", rows)
-    assert len(page.read_groups(tmp_path)) == 1
-    files.append_rows(tmp_path / "after.jsonl", rows)
-    both, samples = page.read_groups(tmp_path)
-    assert [row["when"] for row in both] == ["before training"] * 2 + ["after training"] * 2
-    assert [row["spans"][0][3] for row in both] == [1, 0, 3, 2] and "when" not in samples[0]
-    opened = []
-    monkeypatch.setattr(page.webbrowser, "open", opened.append)
-    run_well(page, tmp_path, "--open")
-    assert opened == [(tmp_path / "credit.html").as_uri()]
-
-
-@pytest.mark.parametrize("modules", ["lab.fast --use lab.tools.page", "lab.tools.page"])
-def test_a_run_records_the_spans_that_its_weights_come_from(modules, tmp_path):
-    """A token's weight is the largest distance of the spans over it, whatever finds the closest.
-
-    The page has them of each step's first group with both sides; that closest span is on the other
-    side.
-    """
-    flags = "--steps 2 --warmup-steps 1 --toy-width 16 --window 4 --stride 2 --keep-samples"
-    use = "--use builders.alternating --use"
-    run_well(train, RUN_FLAGS, flags, use, modules, "--out", tmp_path, "--name run")
-    run_well(page, tmp_path / "run")
-    groups = data_of((tmp_path / "run" / "credit.html").read_text())
-    with_spans = [group for group in groups if "spans" in group[0]]
-    assert [group[0]["step"] for group in with_spans] == [1, 2] and len(groups) == 1 + 2 * 4
-    for group in with_spans:
-        for row in group:
-            for token, weight in enumerate(row["weights"]["shear"]):
-                over = [span for span in row["spans"] if span[0] <= token < span[1]]
-                assert max(span[2] for span in over) == pytest.approx(weight, abs=1e-4)
-            for _, _, _, other, start, end in row["spans"]:
-                assert group[other]["score"] != row["score"]
-                assert 0 <= start < end <= len(group[other]["tokens"])
-
-
-def test_spans_are_those_of_the_first_group_with_both_sides(tmp_path):
-    """A rollout without a verdict makes no side."""
-    rows = []
-    for problem, scores in {"1": [1.0, None], "2": [1.0, 0.0], "3": [1.0, 0.0]}.items():
-        rows += [page_row(["a"], [1.0], problem=problem, score=score) for score in scores]
-    files.append_rows(tmp_path / "samples.jsonl", rows)
-    spans = [[[0, 1, 1.0, 1, 0, 1]], [[0, 1, 1.0, 0, 0, 1]]]
-    files.write_rows(tmp_path / "spans.jsonl", [{"step": 1, "spans": spans}])
-    shown = [[row.get("spans") for row in group] for group in page.read_groups(tmp_path)]
-    assert shown == [[None, None], spans, [None, None]]
 
 
 @pytest.mark.parametrize("content", [b"", b"no json\n"])

@@ -4,8 +4,6 @@ import hashlib
 import json
 from itertools import product
 
-import pytest
-
 from lab.tools import paper_tables
 from lab.tools.tables import paper_means, suite_of
 from tasks.benchmarks import SUITES
@@ -27,23 +25,6 @@ def test_the_papers_numbers_average_to_what_it_prints():
     assert wrong == [("Qwen2.5-Math-7B", method, "math") for method in own]
     digest = hashlib.sha256(json.dumps(paper_tables.PAPER_TABLES).encode()).hexdigest()
     assert digest.startswith("1ad2e0252d33")
-
-
-@pytest.mark.parametrize(
-    "name, backbone",
-    [
-        ("Qwen/Qwen2.5-14B", "Qwen2.5-14B-Base"),
-        ("Qwen/Qwen2.5-Math-7B", "Qwen2.5-Math-7B"),
-        ("meta-llama/Meta-Llama-3.1-8B-Instruct", "Llama3.1-8B-Instruct"),
-        ("Qwen/Qwen2.5-7B", None),
-        ("Qwen/Qwen2.5-14B-Instruct", None),
-        ("deepseek-ai/DeepSeek-R1-Distill-Qwen2.5-Math-7B", None),
-        ("Qwen2.5-Math-7B/mine", None),
-    ],
-)
-def test_the_paper_s_numbers_stand_beside_its_own_models_alone(name, backbone):
-    """A model that was trained further is another model, whatever its name begins with."""
-    assert paper_tables.backbone_of(name) == backbone
 
 
 def test_the_paper_s_average_of_a_suite_is_the_one_that_it_prints():

@@ -7,10 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 from builders.rollouts import rollouts_of
-from builders.runs import recipe_with, run_of
-from builders.small_models import CHAT_TEMPLATE, save_model, small_config, turns_tokenizer
+from builders.small_models import save_model, small_config, turns_tokenizer
 from torch.testing import assert_close
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2Config
 
 from grpo import Rollouts
 from lab.tools import teacher
@@ -20,10 +19,7 @@ from lab.tools.reward_model import (
     load_reward_model,
     score_steps,
 )
-from lab.tools.teacher import load_for
 from tasks import toy
-from tasks.errors import BadInput
-from tasks.task import Task
 
 SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
 WORDS = 259  # tokens without <extra_0>
@@ -121,34 +117,6 @@ def test_a_token_belongs_to_the_step_in_which_its_first_character_lies(pair, sto
         assert step.tolist() == expected + [len(starts) - 1] * stop
 
 
-def test_micro_batches_and_order_do_not_matter(pair):
-    """Alone, together or backwards, responses have the same scores and steps.
-
-    No forward has more than micro_tokens, padding included.
-    """
-    shapes = []
-    pair[0].register_forward_pre_hook(lambda model, inputs: shapes.append(inputs[0].shape))
-    questions = [f"{i}?" for i in range(len(TEXTS))]
-    together = scored(pair, TEXTS, questions, 10**6)
-    assert len(shapes) == 1
-    assert_close(scored(pair, TEXTS, questions, 1), together)
-    shapes.clear()
-    assert_close(scored(pair, TEXTS, questions, 450), together)
-    assert 1 < len(shapes) < len(TEXTS) == sum(shape[0] for shape in shapes)
-    assert all(shape.numel() <= 450 for shape in shapes)
-    assert_close(scored(pair, TEXTS[::-1], questions[::-1], 450)[::-1], together)
-
-
-def test_no_token_of_a_rollout_without_verdict_has_a_step(pair):
-    """Its mask is empty, and scores stay."""
-    rollouts = respond(TEXTS[:3])
-    rollouts.mask[1] = False
-    results = score_steps(pair, ["?"] * 3, rollouts, turns_tokenizer(), "\n\n", 1000)
-    whole = scored(pair, TEXTS[:3], ["?"] * 3)
-    assert_close([good for good, _ in results], [good for good, _ in whole])
-    assert [len(step) for _, step in results] == rollouts.mask.sum(1).tolist()
-
-
 @pytest.mark.parametrize("spelt", ["<extra<extra_0>_0>", "<extra_0>\n\n<extra_0>"])
 def test_a_spelt_separator_adds_no_score(pair, spelt):
     """It adds none in the question nor in the response."""
@@ -157,36 +125,6 @@ def test_a_spelt_separator_adds_no_score(pair, spelt):
     results = scored(pair, texts, ["?", "?", f"?{spelt}"])
     assert [len(good) for good, _ in results] == [3, 3 + spelt.count("\n\n"), 3]
     assert_close(results[1][0][0], results[0][0][0])  # the first step was not moved
-
-
-def test_what_exceeds_the_context_takes_the_last_score(pair):
-    """Beyond 400 tokens a step that is cut, and all behind it, take the last score.
-
-    If there is none, they take one half.
-    """
-    steps = ["One.", "Two.", "3" * 400, "Four.", "Five."]
-    texts = ["\n\n".join(steps), "\n\n".join(steps[2:])]
-    (good, step), (unread, _) = scored(pair, texts, ["?", "?"])
-    expected = by_hand(pair, "?", steps[:2])
-    assert_close(good, expected[[0, 1, 1, 1, 1]])
-    assert unread.tolist() == [0.5] * 3
-    assert step[-1] == 4
-
-
-def test_folders_that_cannot_score_steps_are_refused(tmp_path):
-    """Each is refused in a sentence that begins with the flag and the folder."""
-    config = small_config(Qwen2Config, vocab_size=WORDS + 1)
-    model = ProcessRewardModel(config)
-    whole = turns_tokenizer(SEPARATOR)
-    losing = CHAT_TEMPLATE.replace("m['content']", "m['content'][:30]")
-    for name, parts, reason in (
-        ("causal", (Qwen2ForCausalLM(config), whole), "not those of its config.json: score"),
-        ("plain", (model, turns_tokenizer(SEPARATOR, template=None)), "no chat template"),
-        ("losing", (model, turns_tokenizer(SEPARATOR, template=losing)), "1 separators of 2 steps"),
-    ):
-        folder = save_model(tmp_path / name, *parts)
-        with pytest.raises(BadInput, match=f"^--method-option model {folder}: .*{reason}"):
-            load_reward_model(folder, DEVICE, torch.float32)
 
 
 def test_toy_prm_tells_right_lines_from_wrong_ones():
@@ -208,27 +146,3 @@ def test_toy_prm_tells_right_lines_from_wrong_ones():
     assert 0.6 < sum(labels) / len(labels) < 0.85
     assert (is_good == torch.tensor(labels)).float().mean() > 0.87
     assert results[0][1].tolist() == [0] * 12 + [1] * 4
-
-
-@pytest.mark.parametrize("lines", [1, 3])
-def test_toy_labels_are_bad_from_the_first_error_on(lines):
-    """They are right up to the verifier's first wrong token; the box counts as a line."""
-    rng = random.Random(lines)
-    seen = set()
-    for _ in range(200):
-        problem = toy.make_problem(rng, lines)
-        text = toy.demonstrate(problem, rng)
-        error = toy.first_error(problem, text)
-        right = error.token // 12 if error else lines + 1  # a line is 12 tokens
-        assert teacher.good_lines(problem, text) == [True] * right + [False] * (lines + 1 - right)
-        seen.add(right)
-    assert {0, lines + 1} <= seen
-
-
-def test_a_resumed_run_is_not_taught_another_reward_model(tmp_path):
-    """`prm/` must be there: its model lacks the lessons that the first one was made from."""
-    task = Task("embedded", [], [], None, None)
-    run = run_of(recipe_with(task="embedded", resume="a run"), task, torch.nn.Identity(), None)
-    run.folder = tmp_path
-    with pytest.raises(BadInput, match="prm"):
-        load_for(run, "")

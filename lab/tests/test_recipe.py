@@ -9,9 +9,9 @@ from dataclasses import asdict
 from builders.case_files import ROOT
 
 import lab.rules  # noqa: F401 - enters the rules
+from base import config
 from credit.rules import RULES
-from harness import config
-from harness.load import resolve
+from harness.run import resolve
 
 
 def settings(*argv: str) -> dict:

@@ -10,9 +10,7 @@ import pytest
 import torch
 from builders.rollouts import rollouts_of
 from builders.runs import recipe_with
-from builders.small_models import byte_tokenizer
 
-from credit.tokens import char_starts
 from grpo import Policy, Rollouts
 from harness.run import make_context
 from lab.tools import salience
@@ -62,31 +60,6 @@ def test_answer_places_of_one_symbol_tokens(asked):
     rollouts, context = asked
     places = {0: Answer(24, 25, 26), 2: Answer(8, 9, 11)}
     assert answer_places(context.tokenizer, rollouts) == places
-
-
-def test_answer_places_where_tokens_hold_more_than_the_answer():
-    """A token that ends in the box's brace, or begins in the answer, belongs to the answer.
-
-    It may run past the answer's end.
-    """
-    tokenizer = byte_tokenizer(more=("{\\", "}}"), merges=[("{", "\\"), ("}", "}")])
-    text = "So é: \\boxed{7} no, \\boxed{\\pi{2}}"
-    ids = tokenizer(text)["input_ids"]
-    assert tokenizer.decode(ids) == text
-    reasoning, start, end = answer_places(tokenizer, encoded(tokenizer, text))[0]
-    assert tokenizer.decode(ids[:reasoning]) == "So é: \\boxed{7} no, "
-    assert tokenizer.convert_ids_to_tokens(ids[start:end]) == ["{\\", "p", "i", "{", "2", "}}"]
-
-
-def test_char_starts_of_characters_in_several_tokens():
-    """Bytes of one character start where it does; broken ones do not shift what follows."""
-    tokenizer = byte_tokenizer()
-    ids = tokenizer("aé😀 b\n中x")["input_ids"]
-    assert char_starts(tokenizer, ids) == [0, 1, 1, 2, 2, 2, 2, 3, 4, 5, 6, 6, 6, 7]
-    # é without its second byte: one replacement character, then the space
-    broken = ids[:2] + ids[7:]
-    assert tokenizer.decode(broken)[2] == " "
-    assert char_starts(tokenizer, broken)[-6:] == [3, 4, 5, 5, 5, 6]
 
 
 # ---- importance for the answer -------------------------------------------------------------------

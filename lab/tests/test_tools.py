@@ -8,10 +8,9 @@ from builders.case_files import cases
 from builders.commands import run_well, words_of
 
 import eval as evaluation
-from harness import files
+from base import files
 from lab.records.random_model import LARGE
-from lab.tools import answers, curve, plan, replay, select, smoke, tables
-from tasks.benchmarks import SUITES
+from lab.tools import answers, curve, plan, replay, smoke, tables
 
 CASES = Path(__file__).with_name("cases")
 (METRICS,) = cases("step.jsonl")
@@ -62,14 +61,6 @@ def test_the_curve_is_drawn_from_what_a_run_has_written(tmp_path, monkeypatch, c
     assert floor == pytest.approx([0.05 * math.log(12)] * 2) and not any(zero)
 
 
-def test_a_curve_without_steps_is_refused(tmp_path, assert_refused):
-    """So is a folder that is no run."""
-    assert_refused(curve.main, [tmp_path], f"{tmp_path}: is no run of train.py")
-    files.write_json(tmp_path / "config.json", RUN)
-    files.append_rows(tmp_path / "metrics.jsonl", [{"before": BEFORE}])
-    assert_refused(curve.main, [tmp_path], "has no step yet")
-
-
 # ---- plan ----------------------------------------------------------------------------------------
 
 
@@ -116,7 +107,7 @@ def test_a_file_s_answers_are_graded_in_their_other_forms(tmp_path, capsys, asse
     assert_refused(answers.main, [path], f'{path}, row 11: needs "answer"')
 
 
-# ---- replay, tables, select ----------------------------------------------------------------------
+# ---- replay, tables ------------------------------------------------------------------------------
 
 
 def test_responses_from_elsewhere_are_graded(tmp_path, capsys, assert_refused):
@@ -162,59 +153,28 @@ def test_pass_at_k_is_the_written_out_number():
     assert (found["mean"], found["error"]) == pytest.approx((0.5, 0.5 / math.sqrt(3)))
 
 
-def test_files_without_responses_are_refused(tmp_path, assert_refused):
-    """A row with a value of another type is named, and no folder is made."""
-    row = {"problem": "p", "response": "r", "answer": ["1"]}
-    files.append_rows(tmp_path / "r.jsonl", [row])
-    flags = [tmp_path / "r.jsonl", "--out", tmp_path / "a"]
-    assert_refused(replay.main, flags, "r.jsonl, row 1", 'is ["1"]')
-    assert not (tmp_path / "a").exists()
-    assert_refused(tables.main, [tmp_path], "generations.jsonl: cannot be read")
-    files.write_rows(tmp_path / "generations.jsonl", [])
-    assert_refused(tables.main, [tmp_path], "holds no generations")
-
-
-def test_the_best_checkpoint_is_chosen_among_those_with_an_average(capsys):
-    """A checkpoint whose average is NaN is never best nor last, nor in a mean over runs.
-
-    Its average is NaN where a set has no verdict.
-    """
-    nan = math.nan
-    averages = {"a\x1b": [0.5, 0.9, 0.7], "b": [nan, 0.3, nan], "c": [nan, nan]}
-    runs = {}
-    for run, checkpoints in averages.items():
-        runs[run] = {}
-        for step, average in enumerate(checkpoints, 1):
-            cell = dict(mean=average, error=0.01)
-            runs[run][str(step)] = dict.fromkeys(SUITES["math"], cell)
-    chosen = tables.select_checkpoints(runs, "Qwen2.5-Math-7B")
-    assert chosen.keys() == {"a\x1b", "b"} and chosen["b"]["best_average"] == pytest.approx(0.3)
-    assert [chosen["a\x1b"][name] for name in ("last", "best")] == ["3", "2"]
-    printed = capsys.readouterr().out
-    assert "SELECTED ON THE TEST SETS" in printed and "\x1b" not in printed
-    assert "mean ± standard deviation of 2 runs: 50.0 ± 28.3" in printed
-
-
 def test_runs_are_selected_by_saved_evaluations(tmp_path, monkeypatch, capsys, assert_refused):
     """Those of all folders in evals/ that are of checkpoints of the runs, in the order of steps."""
     monkeypatch.chdir(tmp_path)
     right = {"a": (0, 2, 1), "b": (1, 1, 0)}  # of two samples, by checkpoint
     for run, counts in right.items():
         files.write_json(made(tmp_path / run) / "config.json", RUN | {"model": "some/model"})
-        rows = [GENERATION | {"model": "another/model", "score": 1}]
+        rows = []
         for step in (2, 1, 0):  # as they were given to eval.py
             model = f"{run}/checkpoints/step-{step + 1:06d}/model"
             for score in [1] * counts[step] + [0] * (2 - counts[step]):
                 rows.append(GENERATION | {"model": model, "score": score})
         files.append_rows(made(tmp_path / "evals" / run) / "generations.jsonl", rows)
-    run_well(select, "a b")
+    run_well(tables, "evals/a evals/b")
     printed = capsys.readouterr().out
     assert "  a: last 50.0 (step-000003); best 100.0 (step-000002), of 3 with an" in printed
     assert "  b: last 0.0 (step-000003); best 50.0 (step-000001), of 3 with an" in printed
     assert "best of all: a/checkpoints/step-000002/model" in printed and "WARNING" not in printed
     rows[-1]["set"] = "aime24"
     files.write_rows(tmp_path / "evals" / "b" / "generations.jsonl", rows)
-    assert_refused(select.main, ["a", "b"], "were asked different --bench")
+    run_well(tables, "evals/a evals/b")
+    assert "were asked different --bench" in capsys.readouterr().out
+    assert_refused(tables.main, words_of("evals/a --pass-at 3"), "has 2 samples per problem")
 
 
 def made(folder):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from builders.case_files import cases
 
-from harness import files
+from base import files
 from lab.tools import track
 
 (METRICS,) = cases("step.jsonl")
@@ -64,17 +64,3 @@ def test_a_dashboard_that_fails_is_a_warning(run, board, capsys):
     board.errors = [ConnectionError("no route")] * 99
     assert track.main(["wandb", str(run)]) == 1
     assert "wandb: 3 of 3 steps were not logged" in capsys.readouterr().err
-
-
-def test_following_ends_with_the_run(run, board, monkeypatch):
-    """It waits while a process holds the folder, until that is gone or the run has ended."""
-
-    def end(seconds):
-        assert len(board.logged) == 3
-        files.append_rows(run / "metrics.jsonl", [METRICS | {"step": 4}, {"after": {}}])
-
-    monkeypatch.setattr(track.time, "sleep", end)
-    with files.locked_folder(run):
-        assert track.main(["wandb", str(run), "--follow"]) == 0
-    assert [step for step, _ in board.logged] == [1, 2, 3, 4]
-    assert track.main(["wandb", str(run), "--follow"]) == 0

@@ -6,9 +6,6 @@ skipped; `bash .ci/verl` makes an environment that has it.
 
 import os
 import random
-import re
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,14 +23,12 @@ import ray
 import transfer_queue as tq
 import verl.trainer
 import verl_cpu  # noqa: F401
-from datasets import Dataset
 from hydra import compose, initialize_config_dir
 from omegaconf.errors import ConfigKeyError
 from tensordict import TensorDict
 from tensordict.tensorclass import NonTensorStack
 from torch.nn.utils.rnn import pad_sequence
 from transfer_queue import KVBatchMeta
-from transformers import Qwen2PreTrainedModel
 from verl.trainer.config import CheckpointConfig
 from verl.trainer.ppo.v1 import get_trainer_cls
 from verl.utils import tensordict_utils as tu
@@ -41,7 +36,6 @@ from verl.workers.config import FSDPEngineConfig, FSDPOptimizerConfig, HFModelCo
 from verl.workers.engine import EngineRegistry
 
 from grpo import group_advantages
-from lab.bridges import verl_shear
 from lab.bridges.verl_shear import MODEL_TYPE, ShearTrainer
 from lab.fast.race import race
 from shear import shear_weights
@@ -197,45 +191,6 @@ def test_the_engine_s_weights_are_those_of_algorithm_1(packed, options, alone):
             assert largest_error(expected(engine.module, data), theirs) > 1e-3
 
 
-def test_two_ranks_make_the_weights_of_one(ended):
-    """Each rank has its own prompts, over gloo, with FSDP2's shards."""
-    two = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    errors = torch.load(ended(*two, __file__) / "errors.pt")
-    assert len(errors) == 2 and max(errors) < 1e-5
-
-
-def on_two_ranks(folder: str) -> None:
-    dist.init_process_group("gloo")
-    rank = dist.get_rank()
-    half = PROMPTS // 2 * GROUP
-    torch.manual_seed(0)
-    data = tu.index_select_tensor_dict(
-        make_rollouts(), list(range(rank * half, rank * half + half))
-    )
-    errors = []
-    for packed in (False, True):
-        engine = make_engine(packed)
-        omega = scored(engine, data.copy(), packed, MICRO_BATCHES["groups are split"])
-        errors.append(largest_error(omega, expected(engine.module, data)))
-    if rank == 0:
-        torch.save(errors, Path(folder, "errors.pt"))
-    dist.destroy_process_group()
-
-
-def test_the_verdict_is_a_field_of_the_reward(alone):
-    """Right and wrong change places, and the weights stay.
-
-    An unknown field is named with those that there are.
-    """
-    engine = make_engine(packed=True)
-    data = make_rollouts()
-    whole = MICRO_BATCHES["groups are whole"]
-    omega = scored(engine, data.copy(), True, whole)
-    assert largest_error(scored(engine, data.copy(), True, whole, verdict="wrong"), omega) < 1e-6
-    with pytest.raises(ValueError, match=r"shear\.verdict=acc: the reward .* but \['wrong'\]"):
-        scored(engine, data.copy(), True, whole, verdict="acc")
-
-
 def make_config(*overrides: str):
     folder = Path(verl.trainer.__file__).parent / "config"
     with initialize_config_dir(str(folder), version_base=None):
@@ -265,22 +220,6 @@ def test_what_would_lose_credit_is_refused(override, message):
     """Each such setting is refused in one sentence, before anything is loaded."""
     with pytest.raises((ValueError, ConfigKeyError), match=message):
         ShearTrainer(make_config(override))
-
-
-def test_ranks_are_counted_without_sequence_parallelism():
-    """8 GPUs of 2 a rollout are 4 ranks: a batch of 260 prompts passes, in one mini-batch."""
-    split = "actor_rollout_ref.actor.ulysses_sequence_parallel_size=2"
-    sizes = "data.train_batch_size=260", "actor_rollout_ref.actor.ppo_mini_batch_size=260"
-    verl_shear.refuse(make_config(split, *sizes))
-    with pytest.raises(ValueError, match="8 data-parallel ranks"):
-        verl_shear.refuse(make_config(*sizes))
-
-
-def test_a_model_without_a_base_model_is_refused(alone, monkeypatch):
-    """Its output has logits alone, whose distances are no states'."""
-    monkeypatch.setattr(Qwen2PreTrainedModel, "base_model_prefix", "")
-    with pytest.raises(ValueError, match="base_model_prefix of Qwen2ForCausalLM names no part"):
-        make_engine(packed=True)
 
 
 TRAINER = """
@@ -363,57 +302,3 @@ def test_the_trainer_multiplies_verl_s_advantages(alone, queue):
     assert metrics["shear/weight"] == pytest.approx(float(torch.cat(weights).mean()), abs=1e-5)
     with pytest.raises(ValueError, match=r"all rollouts of a prompt on one rank"):
         steps(order[1:])
-
-
-MAIN = """
-trainer.v1.trainer_mode=shear algorithm.adv_estimator=grpo +trainer.v1.shear.window=8 +trainer.v1.shear.stride=4
-trainer.device=cpu trainer.nnodes=1 trainer.n_gpus_per_node=1 trainer.logger=[console] trainer.total_training_steps=2
-trainer.val_before_train=false trainer.test_freq=-1 trainer.save_freq=-1 trainer.default_local_dir=checkpoints
-data.train_files=problems.parquet data.val_files=problems.parquet data.train_batch_size=4 data.dataloader_num_workers=0
-data.max_prompt_length=64 data.max_response_length=32
-reward.custom_reward_function.path=reward.py reward.custom_reward_function.name=score reward.num_workers=1
-actor_rollout_ref.model.path=model actor_rollout_ref.model.use_remove_padding=false
-actor_rollout_ref.model.enable_gradient_checkpointing=false
-+actor_rollout_ref.model.override_config.attn_implementation=sdpa
-actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.actor.optim.lr=1e-3
-actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.actor.use_dynamic_bsz=true
-actor_rollout_ref.actor.use_torch_compile=false
-actor_rollout_ref.rollout.name=hf actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.tensor_model_parallel_size=1
-actor_rollout_ref.rollout.free_cache_engine=false actor_rollout_ref.rollout.calculate_log_probs=false
-actor_rollout_ref.rollout.agent.num_workers=1 actor_rollout_ref.rollout.disable_log_stats=true
-ray_kwargs.ray_init.num_cpus=16 +ray_kwargs.ray_init.num_gpus=1 +ray_kwargs.ray_init.include_dashboard=false
-"""
-REWARD = "def score(solution_str, **others):\n    return float(len(solution_str) % 2)\n"
-
-
-def test_main_ppo_takes_two_steps(tmp_path):
-    """verl's whole program with transformers' `generate`: weights change with each step.
-
-    Omega is logged.
-    """
-    toy.make_model(2, seed=0).save_pretrained(tmp_path / "model")
-    tokenizer = toy.make_tokenizer()
-    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-    tokenizer.save_pretrained(tmp_path / "model")
-    usual = {"data_source": "made", "reward_model": {"style": "rule", "ground_truth": ""}}
-    problems, _ = toy.make_problems(16, 0, 2, seed=0)
-    rows = []
-    for problem in problems:
-        rows.append(usual | {"prompt": [{"role": "user", "content": problem["problem"]}]})
-    Dataset.from_list(rows).to_parquet(tmp_path / "problems.parquet")
-    (tmp_path / "reward.py").write_text(REWARD)
-    here = Path(__file__).parent
-    modules = {"VERL_USE_EXTERNAL_MODULES": "verl_cpu,verl_hf,lab.bridges.verl_shear"}
-    environment = os.environ | modules | {"PYTHONPATH": f"{here.parents[1]}:{here}"}
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", *MAIN.split()]
-    streams = dict(capture_output=True, text=True, timeout=900)
-    ended = subprocess.run(command, cwd=tmp_path, env=environment, **streams)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    omega = re.findall(r"step:[12] .*shear/weight:([\d.]+)", ended.stdout)
-    assert len(omega) == 2 and all(0 < float(weight) < 1 for weight in omega)
-    # those of the start and those after each step
-    assert len(set(re.findall(r"weights [\d.]+", ended.stdout))) == 3
-
-
-if __name__ == "__main__":
-    on_two_ranks(sys.argv[1])

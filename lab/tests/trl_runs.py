@@ -1,21 +1,6 @@
-"""Runs of TRL's trainer and of ours, on one process and on two.
+"""Runs of TRL's trainer and of ours, on one process and on two."""
 
-`lab/tests/test_trl.py` has a few of them; all, on CPUs:
-
-    PYTHONPATH=.:tests python lab/tests/trl_runs.py
-
-prints, for each case, what differs to the bit between TRL's trainer and ours with weights of 1, and
-between SHEAR's weights in TRL and those of `credit`. DeepSpeed's ZeRO-3 is among the cases if
-DeepSpeed is installed.
-"""
-
-import importlib.util
-import logging
-import os
-import subprocess
-import sys
 import tempfile
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,40 +26,14 @@ GROUP = 4
 WHOLE = 8
 SPLIT = 6
 SIZES = dict(window=6, stride=3, eps=0.2)  # tokens, tokens, nbar
-ON_TWO = [
-    "-m",
-    "torch.distributed.run",
-    "--standalone",
-    "--nproc_per_node",
-    "2",
-]  # `accelerate` would start one
-CASES = {
-    "one update a generation": dict(),
-    "accumulation": dict(gradient_accumulation_steps=2),
-    "several updates a generation": dict(steps_per_generation=4, gradient_accumulation_steps=2),
-    "num_iterations": dict(num_iterations=2),
-    "truncated": dict(mask_truncated_completions=True),
-    "None": dict(nones=True),
-    "no checkpointing": dict(gradient_checkpointing=False),
-    "PEFT": dict(peft=True),
-    "PEFT, KL": dict(peft=True, beta=0.1),
-    "bfloat16": dict(bf16=True),
-    "loss_type grpo": dict(loss_type="grpo"),
-    "loss_type cispo": dict(loss_type="cispo", epsilon_high=5.0),
-    "together": dict(
-        gradient_accumulation_steps=2, num_iterations=2, mask_truncated_completions=True, nones=True
-    ),
-}
+TOGETHER = dict(
+    gradient_accumulation_steps=2,
+    num_iterations=2,
+    mask_truncated_completions=True,
+    nones=True,
+    max_steps=2,
+)
 LEFT_OUT = dict(nones=True, mask_truncated_completions=True)  # rollouts that are on neither side
-ZERO3 = {
-    "zero_optimization": {"stage": 3, "stage3_gather_16bit_weights_on_model_save": True},
-    "zero_allow_untested_optimizer": True,
-    **dict.fromkeys(
-        ["train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"],
-        "auto",
-    ),
-    "gradient_clipping": "auto",
-}
 
 
 def parity(completions: list[str], **columns) -> list[float]:
@@ -242,44 +201,10 @@ def check_omega(batches: list[dict]) -> float:
     return max(errors).item()
 
 
-def print_all(where: str, rows: int, cases: dict) -> None:
-    """A line for each case, and one for omega. The main process prints."""
-    is_main = os.environ.get("RANK", "0") == "0"
-    for name, case in cases.items():
-        found = differences(rows, case)
-        if is_main:
-            print(f"{where}, {name}: {found or 'equal'}", flush=True)
-    sharding = cases.get("ZeRO-3", {})
-    batches = gather_object([first_batch(rows, LEFT_OUT | sharding)])
-    if is_main:
-        print(f"{where}, omega and advantages: to {check_omega(batches):.0e}", flush=True)
-
-
 def leave_batches(folder: Path) -> None:
     """What test_trl.py wants of one of two processes, which rank 0 leaves in a folder."""
     PartialState._reset_state()  # of a process that was alone
-    seen = {"differences": differences(SPLIT, CASES["together"] | {"max_steps": 2})}
+    seen = {"differences": differences(SPLIT, TOGETHER)}
     seen["batches"] = gather_object([first_batch(SPLIT, LEFT_OUT)])
     if torch.distributed.get_rank() == 0:
         torch.save(seen, folder / "seen.pt")
-
-
-def main() -> None:
-    """On one process all cases, and it starts two."""
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
-    warnings.simplefilter("ignore")
-    if "RANK" not in os.environ:
-        print_all("1 process", 12, CASES)
-        for word in ("all", "zero3") if importlib.util.find_spec("deepspeed") else ("all",):
-            subprocess.run([sys.executable, *ON_TWO, __file__, word], check=True)
-    else:
-        torch.distributed.init_process_group("gloo")
-        cases = {"all": CASES, "zero3": {"ZeRO-3": dict(deepspeed=ZERO3)}}[sys.argv[-1]]
-        for rows, layout in ((WHOLE, "whole"), (SPLIT, "split")):
-            print_all(f"2 processes, groups {layout}", rows, cases)
-        torch.distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,18 +1,17 @@
 """Groups weighed by the lab's hooks, and groups that could mislead its race."""
 
-from functools import cache, partial
+from functools import cache
 from types import SimpleNamespace
 
 import torch
 
+from base.config import Shear
 from credit import rules
-from credit.settings import Shear
 from lab.fast.distances import token_distances
 from lab.fast.race import race
-from shear import Weighed, every_pair, mean_norm, two_sides
-from sinkhorn import sinkhorn
+from shear import Weighed, every_pair, mean_norm, two_sides, w_eps
 
-FAST = {"distances": token_distances, "closest": race}  # the hooks of `--use lab.fast`
+FAST = {"cost": token_distances, "closest": race}  # the hooks of `--use lab.fast`
 
 
 def weigh(hidden, mask, correct, hooks=FAST, **settings) -> Weighed:
@@ -58,18 +57,11 @@ def race_case(name, seed=0):
 
 @cache
 def race_problem(name, seed=0, window=8, stride=4):
-    """The inputs of `race` for a group, and the results for all pairs solved.
-
-    The results are values (K+, K-) and iterations (K+, K-).
-    """
+    """The inputs of `race` for a group, and the distances (K+, K-) of all pairs."""
     hidden, mask, correct = race_case(name, seed)
-    right, wrong = two_sides(hidden, mask, correct, window, stride)
+    right, wrong = two_sides(hidden[mask], mask, correct, window, stride)
     costs = token_distances(right.states, wrong.states)
     eps = 0.05 * mean_norm(hidden[mask])
 
-    def solve(reading, blocks, a, b):
-        return getattr(sinkhorn(blocks, a, b, eps=eps, max_iters=100, tol=1e-3), reading).float()
-
-    values = every_pair(costs, right.spans, wrong.spans, partial(solve, "value"))
-    iterations = every_pair(costs, right.spans, wrong.spans, partial(solve, "iterations"))
-    return (costs, right, wrong, eps), values.clamp_min(0.0), iterations.long()
+    values = every_pair(costs, right.spans, wrong.spans, eps, w_eps)
+    return (costs, right, wrong, eps), values

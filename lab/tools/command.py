@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import tyro
 
+from base.errors import BadInput
 from harness.command import run_command
-from tasks.errors import BadInput
 
 INSTALL = "pip install -r lab/requirements.txt"
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import tyro
 
-from harness import files
+from base import files
+from base.errors import BadInput
 from lab.tools.command import command, packages
-from tasks.errors import BadInput
 
 # Colours of figures: blue and orange, as on the page.
 RIGHT = "#0072B2"

@@ -6,8 +6,8 @@
     save_merged(model, ..., folder)  a plain Hugging Face folder, the adapter added to the weights
 
 Experts get adapters, too, where peft knows the model's layout. After `add` nothing else is trained.
-`--use lab.tools.lora` works with every rule. ARCA and DGPO need it, as they compare the model with
-and without its adapter. An adapter starts as nothing (B = 0), and is scaled by 1. A model saved in
+`--use lab.tools.lora` works with every rule. ARCA needs it, as it compares the model with and
+without its adapter. An adapter starts as nothing (B = 0), and is scaled by 1. A model saved in
 bfloat16 differs from the sampler by the rounding of W + B A. Left out: dropout, other targets,
 adapters saved by themselves.
 """
@@ -22,17 +22,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from base.errors import BadInput, cause
 from lab.tools.command import packages
-from tasks.errors import BadInput, cause
 
 if TYPE_CHECKING:
-    from harness.run import Parts
+    from harness.run import Hooks
 
 
-def use(parts: "Parts", *, rank: int = 16) -> None:
+def use(hooks: "Hooks", *, rank: int = 16) -> None:
     """Train an adapter of this rank instead of all weights: `--use lab.tools.lora:rank=16`."""
-    parts.adapt = partial(add, rank=rank)
-    parts.save_model = save_merged
+    hooks.adapt = partial(add, rank=rank)
+    hooks.save_model = save_merged
 
 
 def add(model: PreTrainedModel, seed: int, rank: int) -> None:

@@ -33,12 +33,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from base.config import Problems
+from base.errors import BadInput
 from credit.batch import Batch, Context
 from lab.tools.moments import above_others
-from lab.tools.words import make_different
 from tasks import toy
-from tasks.errors import BadInput
-from tasks.settings import Problems
 from tasks.task import FirstError, Task, grader
 
 BOX = r"\boxed{"
@@ -93,7 +92,7 @@ def task(
         itemgetter("problem"),
         grader("math", settings.grade_timeout, settings.sandbox),
         first_error=first_error,
-        lessons=partial(warm_up, cell=cell, lines=lines, seed=settings.seed),
+        warm_up=partial(warm_up, cell=cell, lines=lines, seed=settings.seed),
     ), []
 
 
@@ -106,7 +105,12 @@ def make_problem(rng: random.Random) -> dict:
 
 def make_problems(count: int, seed: int) -> list[dict]:
     """`count` problems, all different, at most DIFFERENT."""
-    return make_different(make_problem, count, random.Random(f"noise {seed}"))
+    rng = random.Random(f"noise {seed}")
+    problems: dict[str, dict] = {}
+    while len(problems) < count:
+        problem = make_problem(rng)
+        problems[problem["problem"]] = problem
+    return list(problems.values())
 
 
 def demonstrate(problem: dict, cell: Cell, lines: int, rng: random.Random) -> list[str]:

@@ -2,10 +2,9 @@
 
     python -m lab.tools.page runs/NAME          # runs/NAME/credit.html
     python -m lab.tools.page runs/NAME --open   # and show it in the browser
-    python train.py --use lab.tools.page        # records the closest spans, which the page then has
 
-It reads the samples.jsonl of a run, or of `lab.studies.diagnose`, and the spans.jsonl that a run
-with `--use lab.tools.page` writes.
+It reads the samples.jsonl of a run, or of `lab.studies.diagnose`, whose rows have closest spans,
+and a run's spans.jsonl, which commit eb43e56 wrote.
 
 The text above the rollouts explains spans, distances and weights. The page opens on a wrong rollout
 whose error lies about the middle, beside the right rollout that is closest there. Blue tokens are
@@ -37,72 +36,17 @@ import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import torch
 import tyro
-from torch import Tensor
 
 import lab.tasks  # noqa: F401 - enters the lab's tasks
+from base import config
+from base.errors import BadInput
+from base.files import as_json, config_of, read_lines, write_whole
 from harness.command import run_command
-from harness.files import append_rows, as_json, config_of, read_lines, write_whole
-from lab.tools.spans import closest_by_rollout
-from shear import Closest, ClosestHook, Side, Weighed, closest_spans, mean_norm
-from tasks.errors import BadInput
-from tasks.settings import TASKS
-
-if TYPE_CHECKING:
-    from harness.run import Parts, Run
 
 # What the page shows of a row.
 SHOWN = "problem tokens weights step score advantage first_error spans when reason answer".split()
-
-
-# ---- while a run trains --------------------------------------------------------------------------
-
-
-def use(parts: "Parts") -> None:
-    """Record the closest spans of each step's first group with both sides, in spans.jsonl."""
-    parts.sample = Recorder(parts).sample
-
-
-class Recorder:
-    """Passes calls on to the run's own functions, and writes the first spans of each step.
-
-    A step's row is {"step": from 1, "spans": for each rollout the `ClosestSpan` of each span}.
-    """
-
-    def __init__(self, parts: "Parts") -> None:
-        self.parts_sample = parts.sample
-        self.parts_closest: ClosestHook = closest_spans
-        self.hooks = parts.hooks
-        self.run: Run | None = None  # while the spans of its step are not written yet
-        self.step = 0
-
-    def sample(self, run: "Run", step: int, *clock: object) -> tuple:
-        """A step's problems, rollouts and verdicts."""
-        self.run = run if run.ranks.main else None
-        self.step = step
-        if self.hooks.get("closest") != self.closest:  # now all modules of --use have been called
-            self.parts_closest = self.hooks.get("closest", closest_spans)
-            self.hooks["closest"] = self.closest
-        return self.parts_sample(run, step, *clock)
-
-    def closest(
-        self, costs: Tensor, right: Side, wrong: Side, eps: float, **solver: float
-    ) -> Closest:
-        """The closest spans of a group, which are written if they are the step's first."""
-        closest = self.parts_closest(costs, right, wrong, eps, **solver)
-        if self.run and self.run.context.step == self.step:  # it is no evaluation after the step
-            mask = right.mask | wrong.mask  # (G, T)
-            nbar = mean_norm(torch.cat([right.states, wrong.states]))
-            weighed = Weighed(mask.float(), nbar, closest)
-            correct = right.mask.any(1)  # (G,)
-            spans = closest_by_rollout(weighed, mask, correct, self.run.config)
-            row = {"step": self.step + 1, "spans": spans}
-            append_rows(self.run.folder / "spans.jsonl", [row])
-            self.run = None
-        return closest
 
 
 # ---- the page ------------------------------------------------------------------------------------
@@ -133,7 +77,7 @@ def write_page(folder: Path) -> str:
     path = folder / "credit.html"
     settings = config_of(folder) or {}
     task = settings.get("task")
-    about = TASKS[task].about if task in TASKS else ""
+    about = config.TASKS[task].about if task in config.TASKS else ""
     page = as_html(groups, str(folder), about, floor_of(settings))
     write_whole(path, page)
     return f"{path} ({len(page) / 1e6:.1f} MB)"

@@ -2,7 +2,7 @@
 
     python -m lab.tools.plan H100 8 --model Qwen/Qwen2.5-Math-7B      # 8 of them; flags of train.py
 
-Memory is what `harness/memory.py` predicts. Hours are those of responses that are all as long as
+Memory is what `harness/models.py` predicts. Hours are those of responses that are all as long as
 they may be. They are reckoned from two steps on one H200 (docs/hardware.md, 2026-11-26): sampling
 waits for Python, so a decoding step takes nearly the same time for any number of rows; scoring and
 updates are bound by the GPU's arithmetic.
@@ -22,14 +22,14 @@ import torch
 import tyro
 from transformers import PreTrainedModel
 
+from base.config import TASKS, Config, parse_train
 from grpo import HEAD_CHUNK
-from harness import log, memory
-from harness.config import Config, parse_train
-from harness.load import resolve
+from harness import log
+from harness import models as memory
 from harness.models import load_shapes
+from harness.run import resolve
 from lab.tools.command import command
 from tasks import toy
-from tasks.settings import TASKS
 
 # Memory in GB and peak TFLOP/s in bfloat16.
 GPUS = {"A100": (80, 312), "H100": (80, 989), "H200": (141, 989)}

@@ -17,14 +17,14 @@ from pathlib import Path
 
 import tyro
 
+from base import files
+from base.config import Sandbox
+from base.errors import BadInput, bad_input_on_error
 from eval import GENERATIONS, print_table, read_generations
 from grading.readings import read_answer
-from harness import files
 from lab.tools.command import command
 from rewards import Verdict, grade_all, style_of
-from tasks.errors import BadInput, bad_input_on_error
-from tasks.rows import from_file, lacks
-from tasks.settings import Sandbox
+from tasks.problems import from_file, lacks
 from tasks.task import grader
 
 # The types of what a row may have, besides "tests".

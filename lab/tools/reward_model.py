@@ -38,10 +38,10 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2Model, Qwen2PreTrainedModel
 
-from credit.tokens import char_starts
+from base.errors import BadInput
+from credit.batch import char_starts
 from grpo import Rollouts, cat_padded, pack
 from harness.models import check_embedded, check_finite, load_tokenizer, load_weights
-from tasks.errors import BadInput
 from tasks.task import INSTRUCTIONS
 
 SEPARATOR = "<extra_0>"

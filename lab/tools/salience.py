@@ -7,7 +7,6 @@
     importance_by_gradient   | the same to first order, gradient times input      | a backward one
     outcome_weights          | OAR's token weights, from importance               | none
     adapter_residual         | how far the LoRA adapter moves the hidden state    | a forward one
-    drift_from_start         | how far the adapter moves the next distribution    | two forward ones
     logit_gradients          | the size of each token's policy gradient, roughly  | a forward one
 
 All but the places are (B, T) float32. `lab/rules/` makes token advantages of them, with formulas
@@ -16,7 +15,6 @@ leave the parameters' `.grad` as it was. Importance is measured one rollout at a
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -24,8 +22,7 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
-from credit.batch import Context
-from credit.tokens import char_starts
+from credit.batch import Context, char_starts
 from grpo import HEAD_CHUNK, Policy, Rollouts, end_to_end, pack, pad_id, to_padded
 from lab.tools import lora
 from rewards import box_place
@@ -157,31 +154,6 @@ def adapter_residual(rollouts: Rollouts, context: Context, hidden: Tensor) -> Te
 
 
 @torch.no_grad()
-def drift_from_start(rollouts: Rollouts, context: Context) -> Tensor:
-    """1 - sum_v sqrt(p_v q_v), (B, T) float32: how far the adapter moves each token's distribution.
-
-    p is the distribution that the token was drawn from, q that of the model without its adapter,
-    both at the temperature of sampling. This is the squared Hellinger distance.
-    """
-    model = context.policy.model
-    head = model.get_output_embeddings()
-
-    def distances(ids: Tensor, inside: Tensor) -> Tensor:
-        moved = model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (b, S, d)
-        with lora.off(model):
-            start = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        before = torch.stack([moved, start], 2)[:, :-1][inside[:, 1:]]  # (n, 2, d)
-        squared = []
-        for states in before.split(HEAD_CHUNK // 2):
-            log_probs = (head(states).float() / context.temperature).log_softmax(-1)  # (c, 2, V)
-            # not 1 - sum: where p and q are close, float32 would round that to nothing
-            squared.append((log_probs / 2).exp().diff(dim=1).square().sum((1, 2)) / 2)
-        return torch.cat(squared)
-
-    return _by_micro_batch(rollouts, context, distances)
-
-
-@torch.no_grad()
 def logit_gradients(rollouts: Rollouts, context: Context) -> Tensor:
     """The squared norm of the gradient of log pi(y_t) in the logits, (B, T) float32.
 
@@ -190,38 +162,21 @@ def logit_gradients(rollouts: Rollouts, context: Context) -> Tensor:
     where the policy was certain, and 2.
     """
     model = context.policy.model
-
-    def norms(ids: Tensor, inside: Tensor) -> Tensor:
-        states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (b, S, d)
-        before = states[:, :-1][inside[:, 1:]]  # (n, d)
-        tokens = ids[inside]  # (n,)
-        squared = []
-        for place in range(0, len(tokens), HEAD_CHUNK):
-            chunk = slice(place, place + HEAD_CHUNK)
-            logits = model.get_output_embeddings()(before[chunk]).float() / context.temperature
-            gaps = logits.softmax(-1)  # (c, V)
-            gaps[torch.arange(len(gaps)), tokens[chunk]] -= 1
-            squared.append(gaps.square().sum(-1))
-        return torch.cat(squared)
-
-    return _by_micro_batch(rollouts, context, norms)
-
-
-def _by_micro_batch(
-    rollouts: Rollouts, context: Context, measure: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
-    """What `measure` says of each response token, (B, T) float32.
-
-    It is given the ids (b, S) of some rollouts, end to end, and which of them are the n tokens of
-    the responses (b, S), and returns (n,).
-    """
-    values = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
+    norms = torch.zeros(rollouts.ids.shape, device=rollouts.ids.device)  # (B, T)
     for rows in pack(range(len(rollouts.texts)), rollouts.lengths, context.micro_tokens):
         micro_batch = rollouts.take(rows)
-        ids, inside, _ = end_to_end(micro_batch)
-        of_response = to_padded(measure(ids, inside), micro_batch.mask)  # (b, t)
-        values[rows, : of_response.shape[1]] = of_response
-    return values
+        ids, inside, _ = end_to_end(micro_batch)  # (b, S), (b, S)
+        states = model.base_model(input_ids=ids, use_cache=False).last_hidden_state  # (b, S, d)
+        before = states[:, :-1][inside[:, 1:]]  # (n, d)
+        squared = []
+        for at, tokens in zip(before.split(HEAD_CHUNK), ids[inside].split(HEAD_CHUNK), strict=True):
+            logits = model.get_output_embeddings()(at).float() / context.temperature
+            gaps = logits.softmax(-1)  # (c, V)
+            gaps[torch.arange(len(gaps)), tokens] -= 1
+            squared.append(gaps.square().sum(-1))
+        of_response = to_padded(torch.cat(squared), micro_batch.mask)  # (b, t)
+        norms[rows, : of_response.shape[1]] = of_response
+    return norms
 
 
 def _up_to_answer(rollouts: Rollouts, row: int, answer: Answer) -> tuple[Tensor, int]:

@@ -12,41 +12,37 @@ Left out: lessons of more than two steps, resuming, ranks that torchrun starts.
 """
 
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import train
+from base import files
+from base.config import parse_train
+from base.errors import BadInput, RunFailed
 from grpo import Rollouts
-from harness import files
-from harness.command import on_machine, run_command
-from harness.config import parse_train
-from harness.fsdp import processes
-from harness.load import needs_lessons
+from harness.command import run_command
+from harness.fsdp import on_machine, processes
+from harness.run import needs_warm_up
 from rewards import Verdict
-from tasks.errors import BadInput, RunFailed
+from tasks.task import Task
 
 if TYPE_CHECKING:
-    from harness.log import Clock
-    from harness.run import Parts, Run
+    from harness.run import Hooks
 
 PER_RANK = 2  # problems of a step, and held-out ones
 TOKENS = 16  # per response, at most
 
 
-def use(parts: "Parts") -> None:
-    """Let the rewards of each step be 1 and 0 in turn."""
-    parts.sample = partial(alternate, parts.sample)
+def use(hooks: "Hooks") -> None:
+    """Let all rewards be 1 and 0 in turn."""
+    Task.verdicts = alternate  # type: ignore[method-assign, assignment]
 
 
-def alternate(
-    sample: Callable, run: "Run", step: int, clock: "Clock"
-) -> tuple[list[dict], Rollouts, list[Verdict]]:
-    """A step's problems, rollouts and verdicts, whose rewards are 1 and 0 in turn."""
-    problems, rollouts, verdicts = sample(run, step, clock)
-    drawn = [Verdict(float(number % 2 == 0), "drawn") for number in range(len(verdicts))]
-    return problems, rollouts, drawn
+def alternate(task: Task, problems: list[dict], rollouts: Rollouts) -> list[Verdict]:
+    """Verdicts whose rewards are 1 and 0 in turn."""
+    count = len(rollouts.texts)
+    return [Verdict(float(number % 2 == 0), "drawn") for number in range(count)]
 
 
 @run_command
@@ -72,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     if config.max_tokens:  # the embedded task's responses are short
         sizes["max-tokens"] = min(TOKENS, config.max_tokens)
-    if needs_lessons(config):
+    if needs_warm_up(config):
         sizes["warmup-steps"] = 2
     flags = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
     status = train.main([*words, "--use", "lab.tools.smoke", *flags])

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from base.config import Shear
 from credit.batch import Batch, Context
 from credit.rules import weigh
-from credit.settings import Shear
 from shear import Weighed, span_bounds
 
 

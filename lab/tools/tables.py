@@ -1,13 +1,15 @@
-"""What one may want beside eval.py's table: pass@k, a row per seed, the paper's numbers.
+"""What one may want beside eval.py's table: pass@k, seeds, checkpoints, the paper's numbers.
 
     python -m lab.tools.tables evals/NAME --paper Qwen2.5-Math-7B --pass-at 1 8
-    python -m lab.tools.tables evals/NAME      # the paper's numbers where a model's name has some
+    python -m lab.tools.tables evals/A evals/B  # several folders, as of the checkpoints of runs
 
 It reads generations.jsonl; nothing is evaluated again. pass@k is the unbiased estimator
 1 - C(n - c, k) / C(n, k), for c right samples of n. Several seeds also give the mean and the
-standard deviation (ddof 1) of the seeds' own avg@k. Models that are checkpoints of runs are
-compared as `lab.tools.select` does, too. The paper took each run's best checkpoint, selected on the
-test sets: such numbers are biased upwards.
+standard deviation (ddof 1) of the seeds' own avg@k.
+
+A run keeps the models of its checkpoints with --keep-models. If all models are checkpoints of runs,
+each run's average is printed at its last checkpoint, and at its best, which is SELECTED ON THE TEST
+SETS and so biased upwards; several runs get the paper's Table 1 of their best checkpoints, too.
 """
 
 import math
@@ -21,27 +23,27 @@ import pandas as pd
 import tyro
 from scipy.special import comb
 
+from base import files
+from base.errors import BadInput, printable
 from eval import average, newest, read_generations
-from harness import files
 from harness.log import markdown, percent
 from lab.tools.command import command
 from lab.tools.paper_tables import PAPER_TABLES, backbone_of
 from tasks.benchmarks import SUITES
-from tasks.errors import BadInput, printable
 
 UNKNOWN = math.nan, math.nan  # mean and deviation where the paper gives none
 Results = dict[str, dict]  # set -> what `summarise` returns
 
 
 def print_tables(
-    folder: tyro.conf.Positional[Path], *, paper: str = "", pass_at: tuple[int, ...] = ()
+    *folders: tyro.conf.Positional[Path], paper: str = "", pass_at: tuple[int, ...] = ()
 ) -> None:
-    """Print the tables of a folder of evaluations.
+    """Print the tables of folders of evaluations.
 
     `paper` is the model of the paper whose numbers stand beside; default: by the models' names.
     `pass_at` are the k of pass@k.
     """
-    results = results_of(folder, pass_at)
+    results = results_of(folders, pass_at)
     for model, by_set in results.items():
         backbone = choose_backbone(paper, model)
         lines = []
@@ -55,23 +57,36 @@ def print_tables(
                     line[f"pass@{k}"] = percent(result[f"pass@{k}"], result[f"pass@{k} error"])
             lines.append(line)
         print("\n".join([printable(model), "", *markdown(lines), ""]))
+    if not all("/checkpoints/" in model for model in results):
+        return
+    if not same_sets(results.values()):
+        print("WARNING: the checkpoints were asked different --bench, so none is chosen")
+        return
+    counts = [
+        [(name, by_set[name]["rows"]) for name in sorted(by_set)] for by_set in results.values()
+    ]
+    if any(count != counts[0] for count in counts):
+        print("WARNING: some checkpoints have fewer samples; finish their evaluation first")
     runs: dict[str, dict[str, Results]] = defaultdict(dict)  # run -> checkpoint -> results
-    for model, by_set in results.items():
+    for model, by_set in sorted(results.items()):
         run, _, step = model.partition("/checkpoints/")
         runs[run][step.removesuffix("/model")] = by_set
-    if all("/checkpoints/" in model for model in results) and same_sets(results.values()):
-        select_checkpoints(runs, choose_backbone(paper, next(iter(results))))
+    select_checkpoints(runs, choose_backbone(paper, next(iter(results))))
 
 
-def results_of(folder: Path, passes: Sequence[int] = ()) -> dict[str, Results]:
-    """Model -> set -> result, of the newest generations in a folder; raises BadInput."""
+def results_of(folders: Iterable[Path], passes: Sequence[int] = ()) -> dict[str, Results]:
+    """Model -> set -> result, of the newest generations in the folders; raises BadInput."""
     generations: dict[tuple[str, str], list[dict]] = defaultdict(list)
-    for row in newest(read_generations(folder)):
-        generations[row["model"], row["set"]].append(row)
+    for folder in dict.fromkeys(folders):
+        for row in newest(read_generations(folder)):
+            generations[row["model"], row["set"]].append(row | {"folder": folder})
     if not generations:
-        raise BadInput(f"{folder}: holds no generations; give another folder")
+        given = ", ".join(map(str, folders)) or "lab.tools.tables"
+        raise BadInput(f"{given}: holds no generations; give another folder")
     results: dict[str, Results] = defaultdict(dict)
     for (model, name), rows in generations.items():
+        if len({row["folder"] for row in rows}) > 1:
+            raise BadInput(f"{printable(model)}: {name} is in several folders; give one of them")
         counts = pd.Series([row["problem"] for row in rows]).value_counts()
         if max(passes, default=0) > counts.max():
             raise BadInput(
@@ -196,6 +211,9 @@ def select_checkpoints(runs: dict[str, dict[str, Results]], backbone: str | None
         }
         choice = f"last {percent(averages[last])} ({last}); best {percent(averages[best])} ({best})"
         print(printable(f"  {run}: {choice}, of {len(averages)} with an average"))
+    if selection:
+        best = max(selection, key=lambda name: selection[name]["best_average"])
+        print(printable(f"  best of all: {best}/checkpoints/{selection[best]['best']}/model"))
     if len(selection) > 1:
         of_last = mean_and_std([entry["last_average"] for entry in selection.values()])
         print(f"  last, mean ± standard deviation of {len(selection)} runs: {of_last}\n")

@@ -2,7 +2,7 @@
 
     make_prm(policy, lines, forbidden, seed=1)  -> `reward_model.RewardModel`: model and tokenizer
     good_lines(problem, response)               -> which lines come before the first error
-    load_for(run, name)                         -> the reward model of a name, or this one
+    load_for(run, place, name)                  -> the reward model of a name, or this one
 
 It learns which lines come before the first error, from demonstrations alone. It may call a line
 good whose fault is in no demonstration: a line left out or repeated, a wrong box.
@@ -10,14 +10,16 @@ good whose fault is in no demonstration: a line left out or repeated, a wrong bo
 
 import copy
 import random
+from pathlib import Path
 
 import torch
 from torch.nn.functional import cross_entropy
 from transformers import AddedToken, PreTrainedModel, Qwen2Config
 
-from harness import files, fsdp
-from harness.load import heldout_prompts
-from harness.run import Run, save_pretrained
+from base import files
+from base.errors import BadInput
+from harness import fsdp
+from harness.run import Loaded, heldout_prompts, save_pretrained
 from lab.tools.reward_model import (
     EXAMPLE,
     SEPARATOR,
@@ -26,7 +28,6 @@ from lab.tools.reward_model import (
     encode,
     load_reward_model,
 )
-from tasks.errors import BadInput
 from tasks.toy import (
     IDS,
     LINE,
@@ -108,8 +109,8 @@ def _right_result(line: str) -> int:
     return IDS[str(apply(match[4], int(match[6]), int(match[8])))] if match else NO_RESULT
 
 
-def load_for(run: Run, name: str) -> RewardModel:
-    """The process reward model of a name; without one, the embedded task's, `prm/` in the run.
+def load_for(run: Loaded, place: Path, name: str) -> RewardModel:
+    """The process reward model of a name; without one, the embedded task's, `prm/` in that place.
 
     That is taught unless it is there. Raises BadInput where there is none.
     """
@@ -123,7 +124,7 @@ def load_for(run: Run, name: str) -> RewardModel:
             f"--method {config.method}: needs a process reward model; add "
             f"--method-option model={EXAMPLE}"
         )
-    folder = run.folder / "prm"
+    folder = place / "prm"
     if run.ranks.main and not config.resume and not folder.exists():
         model, tokenizer = make_prm(
             context.policy.model,

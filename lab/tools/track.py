@@ -24,9 +24,9 @@ from typing import Any, Literal
 
 import tyro
 
-from harness import files
+from base import files
+from base.errors import BadInput, RunFailed, cause
 from lab.tools.command import command, packages
-from tasks.errors import BadInput, RunFailed, cause
 
 SECONDS = 10.0  # between two looks at metrics.jsonl
 GIVE_UP = 2  # steps that fail before the others wait for the next time
@@ -104,7 +104,7 @@ def send(rows: list[dict], log: Log) -> list[dict]:
 
 
 def is_held(run: Path) -> bool:
-    """Whether a process has locked the run's folder, as `harness.files.locked_folder` does."""
+    """Whether a process has locked the run's folder, as `base.files.locked_folder` does."""
     handle = os.open(run, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)

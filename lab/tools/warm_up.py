@@ -14,23 +14,23 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from base.errors import BadInput
 from grpo import Policy, Rollouts, pad_left, token_ids
 from lab.fast.packing import packing_of
 from rewards import last_box
-from tasks.errors import BadInput
 from tasks.toy import pad_right, teach
 
 if TYPE_CHECKING:
     from credit.batch import Context
-    from harness.run import Parts
+    from harness.run import Hooks
 
 PER_BATCH = 8  # demonstrations per batch
 PRETRAINED_LR = 1e-4  # learning rate
 
 
-def use(parts: "Parts") -> None:
-    """Give a run lessons by the solutions of its problems."""
-    parts.lessons = lessons_by_solutions
+def use(hooks: "Hooks") -> None:
+    """Give a run a warm-up by the solutions of its problems."""
+    hooks.warm_up = lessons_by_solutions
 
 
 def lessons_by_solutions(context: "Context") -> Callable[..., float]:

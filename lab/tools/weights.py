@@ -31,10 +31,10 @@ import tyro
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from harness.files import whole_folder
+from base.errors import BadInput, bad_input_on_error
+from base.files import whole_folder
 from harness.run import save_pretrained
 from lab.tools.command import command, packages
-from tasks.errors import BadInput, bad_input_on_error
 
 INSTALL = "pip install gguf==0.19.0"
 DOWNLOAD = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]

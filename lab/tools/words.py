@@ -28,7 +28,7 @@ import os
 import random
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import partial
@@ -37,9 +37,9 @@ from typing import TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
+from base.config import Problems
 from lab.tools.warm_up import imitate
 from rewards import box_place
-from tasks.settings import Problems
 from tasks.task import FirstError, Task, math
 from tasks.toy import MADE_PROBLEMS
 
@@ -102,7 +102,7 @@ def task(
         plain,
         name="words",
         first_error=first_error,
-        lessons=partial(
+        warm_up=partial(
             imitate,
             tokenizer=tokenizer,
             prompt=plain.prompt,
@@ -146,16 +146,10 @@ def _ways_to_tell(op: str, number: int, name: str, things: str) -> list[str]:
 
 def make_problems(count: int, seed: int) -> list[dict]:
     """`count` problems, all different."""
-    return make_different(make_problem, count, random.Random(f"words {seed}"))
-
-
-def make_different(
-    make: Callable[[random.Random], dict], count: int, rng: random.Random
-) -> list[dict]:
-    """Make problems until there are `count` different ones."""
+    rng = random.Random(f"words {seed}")
     problems: dict[str, dict] = {}
     while len(problems) < count:
-        problem = make(rng)
+        problem = make_problem(rng)
         problems[problem["problem"]] = problem
     return list(problems.values())
 
@@ -203,13 +197,8 @@ def first_error(problem: dict, tokens: Sequence[str]) -> FirstError | None:
         return None
     kind, start, end = fault
     # a number that lacks digits is wrong at the character after it
-    return step_in_tokens(tokens, kind, start, max(end, start + 1))
-
-
-def step_in_tokens(tokens: Sequence[str], kind: str, start: int, end: int) -> FirstError:
-    """A wrong step that stands at the characters [start, end) of the tokens' text."""
     ends = list(accumulate(map(len, tokens)))  # where each token ends, in characters
-    return FirstError(bisect_right(ends, start), kind, bisect_left(ends, end) + 1)
+    return FirstError(bisect_right(ends, start), kind, bisect_left(ends, max(end, start + 1)) + 1)
 
 
 def _first_fault(problem: dict, text: str) -> tuple[str, int, int] | None:

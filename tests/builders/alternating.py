@@ -3,17 +3,19 @@
 `--use builders.alternating`, in a process that finds the tests' folder.
 """
 
-from functools import partial
-
 from rewards import Verdict
+from tasks.task import Task
+
+PLAIN = Task.verdicts
 
 
-def use(parts) -> None:
-    """Replace the verdicts of every step; those of evaluations stay."""
-    parts.sample = partial(alternate, parts.sample)
+def use(hooks) -> None:
+    """Replace the verdicts of groups; those of greedy responses stay."""
+    Task.verdicts = alternate
 
 
-def alternate(sample, run, step, clock):
-    """A step's problems and rollouts, of which every other is right."""
-    problems, rollouts, verdicts = sample(run, step, clock)
-    return problems, rollouts, [Verdict(row % 2.0, "drawn") for row in range(len(verdicts))]
+def alternate(task, problems, rollouts):
+    """Verdicts of which every other is right."""
+    if len(problems) == len(rollouts.texts):
+        return PLAIN(task, problems, rollouts)
+    return [Verdict(row % 2.0, "drawn") for row in range(len(rollouts.texts))]

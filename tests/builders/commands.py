@@ -14,7 +14,7 @@ BRIEF_FLAGS = (
     "--task embedded --toy-lines 1 --use builders.alternating --prompts-per-step 4 ".split()
 )
 BRIEF_FLAGS += "--rollouts-per-prompt 4 --prompts-per-update 2 --heldout 4 --eval-groups 2".split()
-BRIEF_FLAGS += "--max-tokens 8 --window 4 --stride 2 --max-iters 20".split()
+BRIEF_FLAGS += "--max-tokens 8 --window 4 --stride 2".split()
 
 
 class MakesAFolder:
@@ -52,4 +52,3 @@ def run_well(command: ModuleType, *parts) -> None:
 
 # Flags of a short diagnosis.
 DIAGNOSE_FLAGS = "--task embedded --toy-lines 1 --window 4 --stride 4 --heldout 16 --eval-groups 2"
-DIAGNOSE_FLAGS += " --max-iters 5"

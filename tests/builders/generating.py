@@ -1,9 +1,9 @@
 """A module of `--use` that generates by another function, which does the same."""
 
 from grpo import hf_generate
-from harness.run import Parts
+from harness.run import Hooks
 
 
-def use(parts: Parts) -> None:
+def use(hooks: Hooks) -> None:
     """Replace how responses are generated."""
-    parts.generate = lambda *inputs, **options: hf_generate(*inputs, **options)
+    hooks.generate = lambda *inputs, **options: hf_generate(*inputs, **options)

@@ -1,10 +1,9 @@
 """Hidden states of a group for SHEAR."""
 
-from functools import partial
-
 import torch
 
 from shear import Weighed, closest_spans, shear_weights
+from sinkhorn import sinkhorn
 
 
 def random_group(seed: int = 0, lengths=(17, 12, 4, 20, 9), dim: int = 5, shared: int = 0):
@@ -20,6 +19,15 @@ def random_group(seed: int = 0, lengths=(17, 12, 4, 20, 9), dim: int = 5, shared
     return hidden, mask, (rollouts == 1) | (rollouts == 3)
 
 
+def solved_within(max_iters: int = 100, tol: float = 1e-3):
+    """`shear.w_eps` with other limits of the solver."""
+
+    def measure(costs, a, b, eps):
+        return sinkhorn(costs, a, b, eps=eps, max_iters=max_iters, tol=tol).value.clamp_min(0.0)
+
+    return measure
+
+
 def weigh(
     hidden,
     mask,
@@ -31,8 +39,8 @@ def weigh(
     **options,
 ) -> Weighed:
     """`shear_weights`, with another hook `closest` or other limits of the solver."""
-    closest = partial(closest, max_iters=max_iters, tol=tol)
-    return shear_weights(hidden, mask, correct, closest=closest, **options)
+    measure = solved_within(max_iters, tol)
+    return shear_weights(hidden, mask, correct, closest=closest, measure=measure, **options)
 
 
 def weights(hidden, mask, correct, **options):

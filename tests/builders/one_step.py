@@ -6,11 +6,10 @@ from unittest import mock
 import torch
 from builders.runs import config_from, run_of, sharded
 
-import harness.sampling
 import train
 from grpo import Rollouts
-from harness.fsdp import full, layers_of
-from harness.run import Parts, Ranks
+from harness.fsdp import Ranks, full, layers_of
+from harness.run import Hooks
 from rewards import Verdict
 from tasks import toy
 from tasks.task import Task
@@ -29,7 +28,7 @@ def grade(response: str, reference) -> Verdict:
     return Verdict(float(len(response) % 2), "graded")
 
 
-def keep_parts(parts: Parts) -> None:
+def keep_hooks(hooks: Hooks) -> None:
     """Use the core's functions."""
 
 
@@ -38,7 +37,7 @@ def one_step(
     rollouts: Rollouts,
     flags: list[str],
     model,
-    use: Callable[[Parts], None] = keep_parts,
+    use: Callable[[Hooks], None] = keep_hooks,
 ) -> tuple[dict[str, torch.Tensor], dict]:
     """The change of each weight by `train.train_step`, given these rollouts, and its metrics."""
     config = config_from([*STEP_FLAGS, *flags])
@@ -46,8 +45,8 @@ def one_step(
     parts = "embedded", problems, problems, lambda problem: problem["problem"], grade
     task = Task(*parts, first_error=lambda problem, response: None)
     run = run_of(config, task, model, toy.make_tokenizer(), ranks=ranks)
-    use(run.parts)
-    sharded(run)
+    use(run.hooks)
+    run = sharded(run)
     drawn = [int(problem["problem"]) for problem in task.draw(0, 6, config.seed)]
 
     def given(model, tokenizer, prompts, count, **limits):
@@ -56,7 +55,7 @@ def one_step(
 
     before = {name: full(p).detach().clone() for name, p in run.trained.named_parameters()}
     assert ("forward" in vars(layers_of(run.trained)[0])) == config.recompute
-    with mock.patch.object(harness.sampling, "rollout", given):
+    with mock.patch("harness.run.rollout", given):
         metrics, samples = train.train_step(run, 0)
     # one rank measures the batch and logs it
     assert ("reward" in metrics) == bool(samples) == ranks.main

@@ -1,8 +1,5 @@
 """Rows of the page of samples, among them texts that try to run."""
 
-import math
-import re
-
 HOSTILE = [
     "</script><script>document.title='ran'</script>",
     "<!--<script>",
@@ -24,17 +21,6 @@ def page_row(tokens, weights, **other):
     row = {"step": 1, "problem": "2+2?", "answer": "4", "response": "".join(tokens)}
     row |= {"score": 1.0, "reason": "correct", "first_error": None, "advantage": 0.5}
     return row | {"tokens": tokens, "weights": {"shear": weights}} | other
-
-
-def long_group():
-    """8 rollouts of 3,000 tokens."""
-    text = "So $(2n-19)^2 + 35 = 4x^2$.\n\nThen the factors, which have the same sign, make 35. "
-    tokens = (re.findall(r" ?\w{1,5}|\s|[^\w\s]", text) * 3000)[:3000]
-    weights = [round(0.5 + 0.5 * math.sin(place / 40), 4) for place in range(3000)]
-    return [
-        page_row(tokens, weights, score=float(place < 3), advantage=0.6 - 0.3 * place)
-        for place in range(8)
-    ]
 
 
 GOOD_ROW = page_row(["a", "b"], [0.5, 0.5])

@@ -9,13 +9,14 @@ import torch
 from builders.small_models import save_model
 from safetensors.torch import load_file
 
+from base import files
+from base.config import Config, parse_train
 from credit.batch import Batch
-from credit.rules import assign_credit
-from harness import files, fsdp
-from harness.config import Config, parse_train
-from harness.load import make_run, make_task, resolve
+from credit.rules import assign_credit, with_options
+from grpo import Policy
+from harness.fsdp import Ranks
 from harness.log import write_config
-from harness.run import Ranks, Run, make_context
+from harness.run import Hooks, Loaded, Run, make_context, make_task, resolve, start_run
 from tasks import toy
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -50,21 +51,21 @@ def save_run(folder: Path, **changes) -> str:
     return str(folder)
 
 
-def run_of(config: Config, task, model, tokenizer, ranks: Ranks = ALONE) -> Run:
+def run_of(config: Config, task, model, tokenizer, ranks: Ranks = ALONE) -> Loaded:
     """A run that is loaded: its model is whole."""
-    return make_run(config, ranks, model, tokenizer, task)
+    context = make_context(config, Policy(model), tokenizer, task, {})
+    return Loaded(config, ranks, context, Hooks(), [])
 
 
-def sharded(run: Run) -> Run:
+def sharded(loaded: Loaded, folder: Path = Path("nowhere")) -> Run:
     """A run that is ready for its first step."""
-    fsdp.shard(run)
-    return run
+    return start_run(loaded, folder)
 
 
 def credit_by(config: Config, batch: Batch) -> torch.Tensor:
     """Token advantages by the configuration's method, which needs no policy of its own."""
     context = make_context(config, None, None, None, {})
-    return assign_credit(batch, context, config)
+    return assign_credit(with_options(config), batch, context)
 
 
 def assert_same_run(one, other) -> None:
