@@ -36,7 +36,7 @@ from harness import fsdp, models
 from harness.fsdp import Ranks
 from rewards import NoVerdict, Verdict
 from tasks import toy
-from tasks.problems import load_reward
+from tasks.reward import load_reward
 from tasks.task import Task, choose_template, digest_of, split
 
 EVALUATION = 2**31  # instead of a step, before and after training alike

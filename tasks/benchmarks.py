@@ -31,7 +31,8 @@ from functools import partial
 from typing import NoReturn
 
 from base.errors import BadInput, bad_input_on_error
-from tasks.problems import as_problem, from_file, from_hub, lacks
+from tasks.problems import as_problem
+from tasks.rows import from_file, from_hub, lacks
 from tasks.task import Task
 
 LCB_WINDOW = ("2025-02-01", "2025-05-31")  # of LiveCodeBench's contests, both days included
@@ -113,7 +114,7 @@ def livecodebench_row(row: dict) -> dict | None:
     Where its tests cannot be read, "tests" is None and "fault" says why.
     """
     first_day, last_day = LCB_WINDOW
-    if not first_day <= str(row["contest_date"])[:10] <= last_day:  # text, or a date
+    if not first_day <= row["contest_date"][:10] <= last_day:
         return None
     text = row["question_content"]
     if row["starter_code"]:
@@ -173,16 +174,16 @@ def private_tests(text: str) -> list[dict]:
 
 # ---- the sets ------------------------------------------------------------------------------------
 
-TEST = "**/*test*.parquet"
+TEST = "*test*.parquet"
 SETS = [
-    Benchmark("aime24", "math", 32, (90, 30), "AI-MO/aimo-validation-aime", "**/*.parquet",
+    Benchmark("aime24", "math", 32, (90, 30), "AI-MO/aimo-validation-aime", "*.parquet",
               aime24_row),
-    Benchmark("aime25", "math", 32, (30,), "opencompass/AIME2025", "**/*.jsonl", math_row),
+    Benchmark("aime25", "math", 32, (30,), "opencompass/AIME2025", "*.jsonl", math_row),
     Benchmark("amc23", "math", 8, (40,), "math-ai/amc23", TEST, math_row),
     Benchmark("math500", "math", 1, (500,), "HuggingFaceH4/MATH-500", "test.jsonl", math_row),
     # The hub's file has 674 rows, the copies that other projects evaluate on have 675.
     Benchmark("olympiadbench", "math", 1, (674, 675), "Hothan/OlympiadBench",
-              "**/*OE_TO_maths_en_COMP*.parquet", olympiad_row),
+              "*OE_TO_maths_en_COMP*.parquet", olympiad_row),
     Benchmark("humaneval", "code", 4, (164,), "openai/openai_humaneval", TEST, humaneval_row, 10.0),
     Benchmark("humaneval+", "code", 4, (164,), "evalplus/humanevalplus", TEST, humaneval_row, 30.0),
     Benchmark("mbpp", "code", 4, (378,), "evalplus/mbppplus", TEST,

@@ -1,8 +1,6 @@
-r"""Problems from a file of one's own or the paper's sets on the hub, and a reward of one's own.
+r"""Problems from rows: a file of one's own, or the paper's sets on the hub.
 
     problems, notes = load_problems("math", "some.jsonl")  # None: from the hub
-    read_rows(path)                                        # the rows of a file, as dictionaries
-    grade = load_reward("mine.py:grade")                   # --reward
 
 **From the hub** comes one parquet file per set, so no code of the set runs and no split is guessed.
   - math: the 8,523 problems of MATH levels 3 to 5 are a file of `hkust-nlp/SimpleRL-Zoo-Data`. From
@@ -13,9 +11,7 @@ r"""Problems from a file of one's own or the paper's sets on the hub, and a rewa
 Another count is a warning, not an error. Rows without an answer, or with tests that decide nothing,
 are dropped.
 
-**A path** is a table (.parquet or .csv), a JSON list or JSON lines (also .gz), whose numbers keep
-their decimal digits and whose CSV cells stay text: `datasets`, which reads what is not text, would
-guess types, and make 7 of 007. A row may be
+**A path** is a file of JSON lines, a JSON list or a table (`tasks/rows.py`), where a row may be
   - ours: "problem" or "question", with "answer" or "tests" (an object or its JSON text; see
     `rewards.py`);
   - MATH's: "answer" may be "gt_answer", "ground_truth_answer", or the last box of "solution";
@@ -27,45 +23,23 @@ Rows of a "level" outside 3 to 5 (math), or of another task's "ability", are lef
 cannot be used is an error that names it; in published sets, which have "gt_answer", "solution" or
 "reward_model", it is dropped, and a warning counts these rows and names the first.
 
-**A reward of one's own**, FILE.py:FUNCTION or MODULE:FUNCTION, takes a response and what the
-problem has to grade it by: the answer or, with `--task code`, the tests. Its parameters may have
-any names; those named `response` and `answer` may come in any order. It returns a `Verdict`, a
-number or a bool; a response is right if its reward exceeds .5. A function that raises, ends the
-program or returns something else has not graded: the rollout gets no verdict, and a warning has the
-cause. Responses are graded in several threads at a time.
-
 This file imports no torch, so that a mistake in a file is named at once.
 
-Left out: evaluation sets (`tasks/benchmarks.py`); rewards of whole groups, a time limit or a
-process for a reward of one's own (`os._exit` in it ends the run without a word).
+Left out: evaluation sets (`tasks/benchmarks.py`).
 """
 
-import contextlib
-import csv
-import glob
-import gzip
-import inspect
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
-from functools import cache, partial
-from numbers import Real
-from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from collections.abc import Iterable
+from typing import TypeGuard
 
-import numpy as np
-
-from base.errors import BadInput, bad_input_on_error
-from base.options import module_at
+from base.errors import BadInput
 from grading.readings import UNMATCHED, read_answer
-from rewards import Verdict, infra_error, last_box, style_of
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from rewards import last_box, style_of
+from tasks.rows import SURROGATE, from_file, from_hub, lacks
 
 # The key under which a problem of a kind holds what a response is graded against.
 REFERENCES = {"math": "answer", "code": "tests"}
-HUB_ROOT = "hf://datasets"
 # Name on the hub, file, and how many problems the paper trains on.
 HUB = {
     "math": ("hkust-nlp/SimpleRL-Zoo-Data", "simplelr_qwen_level3to5/train.parquet", 8_523),
@@ -79,10 +53,6 @@ NAMED = 5  # rows, at most, that a warning names
 # TeX's \boxed 2: up to the next space or the end of the formula, without a full stop
 UNBRACED = re.compile(r"\\boxed(?![a-zA-Z])\s*+([^\s{$][^\s$]*?)[.,;]*(?=\s|\$|\\[)\]]|\Z)")
 LEVELS = re.compile(r"(None)?|\D*[345](\.0)?")  # none, 4, "4", "Level 4"; not "Level ?"
-NESTED = {"tests", "reward_model", "extra_info"}  # columns whose values are lists or objects
-# Half of a surrogate pair: JSON can spell one, but no tokenizer reads it.
-SURROGATE = re.compile("[\ud800-\udfff]")
-LARGEST = 1e17  # the squares of a group of 4,096 rewards have a sum in float32, for Eq. (1)
 
 
 def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
@@ -239,15 +209,6 @@ def is_text(value: object) -> TypeGuard[str]:
     return bool(value.strip())
 
 
-def lacks(row: dict, needed: str) -> ValueError:
-    """The error for a row without the `needed` keys.
-
-    Its message lists the keys found, with the types of values that are not text.
-    """
-    found = [f"{name}: {type(row[name]).__name__}".removesuffix(": str") for name in row]
-    return ValueError(f"needs {needed} (found: {', '.join(found)[:200] or 'no keys'})")
-
-
 # ---- tests ---------------------------------------------------------------------------------------
 
 
@@ -295,188 +256,3 @@ def _json_values(text: str) -> list:
 def _joined(lines: object) -> object:
     """A list of lines as one text; everything else as it is."""
     return "\n".join(lines) if isinstance(lines, list) else lines
-
-
-# ---- local files ---------------------------------------------------------------------------------
-
-
-def from_file(path: str, blame: str) -> Iterable[dict]:
-    """The rows of a local file; raises BadInput, whose sentence begins with `blame`."""
-    with bad_input_on_error(blame, "give JSON lines (also .gz), .json, .csv or .parquet"):
-        return read_rows(Path(path))
-
-
-def read_rows(path: Path) -> Iterable[dict]:
-    """The rows of a local file; raises whatever the libraries raise."""
-    suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        from datasets import Dataset  # late: slow, and the embedded task does without
-
-        check_is_file(path).open("rb").close()  # a folder's splits would be read as one
-        return table_rows(Dataset.from_parquet(glob.escape(str(path))))
-    if suffix == ".csv":
-        return _csv_rows(path)
-    text = text_of(path)
-    rows = json.loads(text) if text.lstrip().startswith("[") else _json_lines(text)
-    for number, row in enumerate(rows, 1):
-        if not isinstance(row, dict):
-            raise ValueError(f"row {number}: is no object")
-    return rows
-
-
-def check_is_file(path: Path) -> Path:
-    """Return the path, if it is a file or a folder or does not exist.
-
-    Raises OSError for a pipe or a device, which may never end.
-    """
-    if path.exists() and not path.is_file() and not path.is_dir():
-        raise OSError("neither a file nor a folder")
-    return path
-
-
-def text_of(path: Path) -> str:
-    """The text of a file, compressed or not, without a byte order mark.
-
-    Raises OSError for what is no file.
-    """
-    open_text = gzip.open if path.suffix.lower() == ".gz" else open
-    with open_text(check_is_file(path), "rt", encoding="utf-8-sig") as file:
-        return file.read()
-
-
-def table_rows(table: "Dataset") -> Iterator[dict]:
-    """The rows of a table, one at a time: Eurus's at once would fill many GB.
-
-    A float16 or float32 has the digits it was written with: .1 in Python would be .10000000149.
-    Raises ValueError where such numbers stand within the columns of NESTED.
-    """
-    short = {}  # column -> NumPy's type
-    for name, feature in table.features.items():
-        kind = getattr(feature, "dtype", None)
-        if kind in ("float16", "float32"):
-            short[name] = getattr(np, kind)
-        elif name.lower() in NESTED and re.search("float(16|32)", repr(feature)):
-            raise ValueError(f"column {name} holds numbers of float16 or float32; give float64")
-    for row in table:
-        for name, kind in short.items():
-            if row[name] is not None:
-                row[name] = float(str(kind(row[name])))
-        yield row
-
-
-def _csv_rows(path: Path) -> list[dict]:
-    """The rows of a CSV file.
-
-    Raises ValueError where a cell would be lost. `datasets` would guess types: an answer of 007
-    would be 7.
-    """
-    csv.field_size_limit(2**31 - 1)
-    rows: list[dict] = []
-    with check_is_file(path).open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
-        try:
-            names = list(filter(None, reader.fieldnames or []))
-            if len(set(names)) < len(names):
-                raise csv.Error("two columns have one name")
-            for row in reader:
-                if None in row:
-                    raise csv.Error("more cells than the header has")
-                rows.append(row)
-        except csv.Error as error:
-            raise ValueError(
-                f"row {len(rows) + 1}: {error}; put quotes around a cell with commas, and double "
-                "the quotes in it"
-            ) from None
-    return rows
-
-
-def _json_lines(text: str) -> list:
-    """The value of each line that is not blank.
-
-    Raises ValueError for a line that is not JSON.
-    """
-    values = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                values.append(json.loads(line))
-            except (ValueError, RecursionError) as error:
-                # from None, so that `cause` names the line
-                raise ValueError(f"line {number}: not JSON ({error})") from None
-    return values
-
-
-# ---- the hub -------------------------------------------------------------------------------------
-
-
-def from_hub(repo: str, files: str, blame: str, remedy: str) -> Iterable[dict]:
-    """The rows of a data set's `files` on the hub, a path or pattern; they stay on disk.
-
-    Raises BadInput, whose sentence begins with `blame` and ends with `remedy`.
-    """
-    import datasets  # late: slow, and rarely needed
-
-    datasets.disable_progress_bars()
-    kind = "parquet" if files.endswith(".parquet") else "json"
-    # not by the name of the set, as `datasets` refuses those that have a script
-    with bad_input_on_error(f"{blame} on the hub", remedy):
-        return table_rows(
-            datasets.load_dataset(kind, data_files=f"{HUB_ROOT}/{repo}/{files}", split="train")
-        )
-
-
-# ---- a reward of one's own -----------------------------------------------------------------------
-
-
-@cache
-def load_reward(text: str) -> Callable[[str, object], Verdict]:
-    """The function `grade(response, answer)` that a value of --reward names; raises BadInput."""
-    place, _, name = text.rpartition(":")
-    remedy = "give FILE.py:FUNCTION or MODULE:FUNCTION, a function of response and answer"
-    # a file that changes the working directory must not move the run's relative paths
-    with contextlib.chdir("."), bad_input_on_error(f"--reward {text}", remedy):
-        try:
-            function = getattr(module_at(place), name)
-        except SystemExit:  # of a script, whose status would be the run's
-            raise ImportError("it ends the program") from None
-        return partial(grade_by, in_order(function))
-
-
-def in_order(function: Callable[..., object]) -> Callable[[str, object], object]:
-    """The function of (response, answer), by name where their places would swap the two.
-
-    Raises TypeError for other parameters.
-    """
-    signature = inspect.signature(function)
-    placed = signature.bind("response", "answer").arguments
-    if placed.get("answer") != "response" and placed.get("response") != "answer":
-        return function
-    signature.bind(response="response", answer="answer")
-    return lambda response, answer: function(response=response, answer=answer)
-
-
-def grade_by(function: Callable[[str, object], object], response: str, answer: object) -> Verdict:
-    """The verdict of a function that may return a number or a bool, or fail."""
-    try:
-        return as_verdict(function(response, answer))
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # of any class, SystemExit too: the function is not ours
-        return infra_error(f"--reward: {type(error).__name__}: {error}")
-
-
-def as_verdict(result: object) -> Verdict:
-    """A verdict as it is; "correct" for a number above .5, else "wrong"; raises TypeError."""
-    if isinstance(result, Verdict):
-        return result if result.reward is None else result._replace(reward=number_of(result.reward))
-    reward = number_of(result)
-    return Verdict(reward, "correct" if reward > 0.5 else "wrong")
-
-
-def number_of(reward: object) -> float:
-    """A reward as a float; raises TypeError for what Eq. (1) could not be computed with."""
-    if isinstance(reward, Real | np.bool_) and abs(float(reward)) <= LARGEST:
-        return float(reward)
-    raise TypeError(
-        f"it returned {reward!r}, not a Verdict, a finite number (up to {LARGEST:g}) or a bool"
-    )

@@ -44,7 +44,7 @@ from transformers import (
 from base.config import Problems
 from base.errors import BadInput
 from grpo import HIDE_BAR
-from tasks.problems import load_reward
+from tasks.reward import load_reward
 from tasks.task import FirstError, Task, grader
 
 LABELS = string.ascii_lowercase

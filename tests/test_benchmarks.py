@@ -9,6 +9,7 @@ import zlib
 from dataclasses import replace
 from operator import itemgetter
 
+import huggingface_hub
 import numpy as np
 import pytest
 import torch
@@ -198,15 +199,16 @@ def test_the_right_count_is_no_warning(load):
 def test_the_hubs_files_are_found_by_pattern(tmp_path, monkeypatch):
     """No other file of the folder is read, and a set without its file is refused."""
     row = PUBLISHED["humaneval"]["row"]
-    folder = tmp_path / "openai" / "openai_humaneval"
+    folder = tmp_path / "abcdef0123456789"
     (folder / "data").mkdir(parents=True)
     append_rows(folder / "train.jsonl", [row] * 2)
     append_rows(folder / "test.jsonl", [row] * 3)
     parquet.write_table(Table.from_pylist([row]), folder / "data" / "test-00000.parquet")
-    monkeypatch.setattr("tasks.problems.HUB_ROOT", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *wanted, **options: folder)
     loaded = load_benchmark("humaneval")
     assert len(loaded.problems) == 1
-    with pytest.raises(BadInput, match=r"500 on the hub: .*test.jsonl.*; give"):
+    with pytest.raises(BadInput, match=r"500 on the hub: .*no file is named test.jsonl.; give"):
+        (folder / "test.jsonl").unlink()
         load_benchmark("math500")
 
 

@@ -1,4 +1,4 @@
-"""tasks/problems.py and steps without verdicts: whose reward a run trains on, and what ends it."""
+"""tasks/reward.py and steps without verdicts: whose reward a run trains on, and what ends it."""
 
 import json
 import math
@@ -27,7 +27,7 @@ from harness import fsdp
 from harness.run import check_verdicts
 from rewards import Verdict
 from tasks import toy
-from tasks.problems import LARGEST, grade_by, load_reward
+from tasks.reward import LARGEST, grade_by, load_reward
 
 # In a file with a name of ours, beside another that it imports.
 OWN = """

@@ -3,17 +3,20 @@
 import csv
 import gzip
 import json
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import chain
 from unittest.mock import Mock
 
-import datasets
+import huggingface_hub
 import pyarrow
 import pytest
 import torch
-from builders.case_files import cases, rows_of_text
+from builders.case_files import ROOT, cases, rows_of_text
 from builders.commands import raising, words_of
 from builders.runs import config_from
 from pyarrow import parquet
@@ -28,7 +31,8 @@ from harness.run import make_task
 from rewards import grade_math
 from tasks import toy
 from tasks.benchmarks import load_benchmark
-from tasks.problems import load_problems, read_rows
+from tasks.problems import load_problems
+from tasks.rows import read_rows
 from tasks.task import (
     INSTRUCTIONS,
     Task,
@@ -338,20 +342,64 @@ def test_a_column_of_another_type_is_text_or_is_named(kind, value, answer, tmp_p
 
 @pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
 def test_numbers_of_a_table_keep_their_digits(kind, tmp_path):
-    """A number keeps its decimal digits; within tests short ones are refused."""
+    """A number keeps its decimal digits, also within an object."""
     number = getattr(pyarrow, kind)()
-    schema = pyarrow.schema({"question": pyarrow.string(), "answer": number})
-    rows = [{"question": "a", "answer": x} for x in (0.1, 2.7, 27.0, 0.5)]
+    steps = pyarrow.struct({"all": pyarrow.list_(number)})
+    schema = pyarrow.schema({"question": pyarrow.string(), "answer": number, "steps": steps})
+    rows = [{"question": "a", "answer": x, "steps": {"all": [x, 0.3]}} for x in (0.1, 2.7, 27.0)]
+    rows.append({"question": "a", "answer": 0.5, "steps": None})
     path = tmp_path / "x.parquet"
     parquet.write_table(pyarrow.Table.from_pylist(rows, schema), path)
-    assert list(read_rows(path)) == rows
+    assert list(read_rows(path))[:3] == rows[:3]
     problems, _ = load_problems("math", str(path))
     assert [problem["answer"] for problem in problems] == ["0.1", "2.7", "27", "0.5"]
-    tests = pyarrow.array([{"outputs": [0.1]}], pyarrow.struct({"outputs": pyarrow.list_(number)}))
-    parquet.write_table(pyarrow.table({"problem": ["q"], "tests": tests}), path)
-    is_short = kind != "float64"
-    with pytest.raises(ValueError, match="column tests") if is_short else nullcontext():
-        assert next(iter(read_rows(path)))["tests"] == {"outputs": [0.1]}
+
+
+def test_a_table_that_was_written_again_is_read_again(tmp_path):
+    """Even with the time of the file before, by which `datasets` would know it."""
+    path = tmp_path / "x.parquet"
+    for answer in "1", "2":
+        write_parquet(path, [{"problem": "p", "answer": answer}])
+        os.utime(path, (1e9, 1e9))
+        assert [row["answer"] for row in read_rows(path)] == [answer]
+
+
+def test_a_table_is_read_without_a_home(tmp_path):
+    """A user of a container may have no folder that a cache could be written to."""
+    write_parquet(tmp_path / "x.parquet", [{"problem": "p", "answer": "7"}])
+    program = "from tasks.rows import read_rows; print(next(iter(read_rows(Path('x.parquet')))))"
+    code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path; {program}"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"HOME": "/dev/null", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split("\n")[-2] == "{'problem': 'p', 'answer': '7'}", done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["x.parquet"]
+
+
+def test_empty_boxes_of_math_are_dropped(tmp_path):
+    """MATH's official files have two empty boxes, and a box before an empty one is no answer."""
+    solutions = ["So $\\boxed{2}$.", "Not \\boxed{1}, but \\boxed{}."]
+    rows = [{"problem": "p", "level": "Level 4", "solution": text} for text in solutions]
+    append_rows(tmp_path / "x.jsonl", rows)
+    problems, (_, dropped) = load_problems("math", str(tmp_path / "x.jsonl"))
+    assert [problem["answer"] for problem in problems] == ["2"]
+    assert dropped.startswith("WARNING: 1 rows cannot be used (the first: row 2: needs")
+
+
+def test_capitals_of_a_header_do_not_matter(tmp_path):
+    """`Question` is `question`, unless both are there; published sets are known by either."""
+    path = tmp_path / "x.csv"
+    path.write_text("Question,ANSWER,Solution,Level\na,7,so 7,\nb,8,so 8,Level 2\n")
+    due = {"problem": "a", "answer": "7", "solution": "so 7"}
+    assert load_problems("math", str(path))[0] == [due]
+    path.write_text("Problem,problem,Answer,answer\na,b,1,2\n")
+    assert load_problems("math", str(path))[0] == [{"problem": "b", "answer": "2"}]
+    path.write_text("Problem,Solution\na,none\nb,\\boxed{2}\n")
+    assert "1 rows cannot be used" in load_problems("math", str(path))[1][1]
 
 
 @pytest.mark.parametrize(
@@ -504,15 +552,17 @@ def test_published_tests_become_ours(case, tmp_path):
 
 @pytest.fixture
 def fake_hub(monkeypatch, tmp_path):
-    """A function that puts a table on the hub, by the name of a set and a file."""
-    monkeypatch.setattr("tasks.problems.HUB_ROOT", str(tmp_path / "hub"))
+    """What the hub is asked for; `rows` is the table that it answers with."""
 
-    def put(name, file, rows):
-        path = tmp_path / "hub" / name / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_parquet(path, rows)
+    def download(repo_id, repo_type, allow_patterns):
+        download.calls.append((repo_id, allow_patterns, repo_type))
+        (tmp_path / allow_patterns).parent.mkdir(exist_ok=True)
+        write_parquet(tmp_path / allow_patterns, download.rows)
+        return str(tmp_path)
 
-    return put
+    download.calls = []
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return download
 
 
 ZOO = [{"question": str(i), "gt_answer": str(i), "answer": "", "level": 3} for i in range(8_522)]
@@ -520,15 +570,15 @@ ZOO = [{"question": str(i), "gt_answer": str(i), "answer": "", "level": 3} for i
 
 def test_math_comes_from_the_hub(fake_hub):
     """One file of the set is read; a row without an answer is dropped; the paper's count stays."""
-    name = "hkust-nlp/SimpleRL-Zoo-Data"
-    file = "simplelr_qwen_level3to5/train.parquet"
-    fake_hub(name, file, [*ZOO, {"question": "?", "gt_answer": "", "answer": "", "level": 5}])
+    fake_hub.rows = [*ZOO, {"question": "?", "gt_answer": "", "answer": "", "level": 5}]
     problems, notes = load_problems("math", None)
+    name = "hkust-nlp/SimpleRL-Zoo-Data"
+    assert fake_hub.calls == [(name, "simplelr_qwen_level3to5/train.parquet", "dataset")]
     assert problems == [{"problem": row["question"], "answer": row["gt_answer"]} for row in ZOO]
     counts, dropped = notes
     assert counts.startswith(f"data {name} (hub): 8,523 of 8,523 rows")
     assert dropped.startswith("WARNING: 1 rows cannot be used (the first: row 8523: needs")
-    fake_hub(name, file, [{"question": "a", "level": 1}])
+    fake_hub.rows = [{"question": "a", "level": 1}]
     with pytest.raises(BadInput, match=f"--task math without --data: {name}: no problem is left"):
         load_problems("math", None)
 
@@ -543,9 +593,9 @@ def test_code_comes_from_the_hub(fake_hub):
     deep = eurus(0) | {"reward_model": {"ground_truth": "[" * 100_000}}
     bad += [deep, eurus(0) | {"reward_model": None}]
     calls = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [1, 2]}
-    rows = [eurus("7", "math"), *bad, eurus(calls)]
-    fake_hub("PRIME-RL/Eurus-2-RL-Data", "train.parquet", rows)
+    fake_hub.rows = [eurus("7", "math"), *bad, eurus(calls)]
     problems, (counts, few, dropped) = load_problems("code", None)
+    assert fake_hub.calls == [("PRIME-RL/Eurus-2-RL-Data", "train.parquet", "dataset")]
     assert problems == [{"problem": "Do it.", "tests": calls}]
     assert '7 of 8 rows of ability "code"' in counts
     assert few.startswith("WARNING: 25,276 problems were expected")
@@ -557,7 +607,7 @@ def test_code_comes_from_the_hub(fake_hub):
 )
 def test_a_hub_that_fails_is_one_sentence(kind, error, monkeypatch):
     """The sentence says what was tried, the first line of why, and what to do."""
-    monkeypatch.setattr(datasets, "load_dataset", raising(error))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", raising(error))
     reason = "Couldn't reach it" if str(error) else "OSError"
     message = f"--task {kind} .* on the hub: .*[(]{reason}[)]; give a local file with --data"
     with pytest.raises(BadInput, match=message):

@@ -45,7 +45,7 @@ from lab.studies.needs import graded
 from lab.tools.salience import answer_places
 from rewards import Verdict
 from shear import span_bounds
-from tasks.problems import read_rows
+from tasks.rows import read_rows
 from tasks.task import Task, math
 
 SPANS = "rollout", "number", "right", "end", "distance", "success"  # columns of `span_table`

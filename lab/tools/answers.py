@@ -20,7 +20,8 @@ from grading.readings import HEDGED
 from grading.spelling import UNIT, respell
 from lab.tools.command import command
 from rewards import grade_math
-from tasks.problems import doubts_of, from_file, numbered
+from tasks.problems import doubts_of, numbered
+from tasks.rows import from_file
 
 # A number and letters that may be a unit, and nothing else.
 LETTERS = re.compile(r"[-+0-9.,/\s]*[0-9]\s*(?:[mgshLlNWVJAtK]|[A-Za-z]{2,})")

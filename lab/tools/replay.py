@@ -24,7 +24,7 @@ from eval import GENERATIONS, print_table, read_generations
 from grading.readings import read_answer
 from lab.tools.command import command
 from rewards import Verdict, grade_all, style_of
-from tasks.problems import from_file, lacks
+from tasks.rows import from_file, lacks
 from tasks.task import grader
 
 # The types of what a row may have, besides "tests".

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from tasks.problems import read_rows
+from tasks.rows import read_rows
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
