@@ -148,7 +148,7 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     problems = fsdp.share(drawn, ranks)
     rollouts = sample(run, problems, config.rollouts_per_prompt, config.temperature)  # ids (b, T)
     clock.lap("generate")
-    verdicts = context.task.verdicts(problems, rollouts)
+    verdicts = run.hooks.verdicts(context.task, problems, rollouts)
     clock.lap("grade")
 
     # 2. Eq. (1)

@@ -74,6 +74,8 @@ class Hooks:
     """
 
     generate: Callable[..., Tensor] = hf_generate
+    # of a step's rollouts; evaluations have the task's own
+    verdicts: Callable[[Task, list[dict], Rollouts], list[Verdict]] = Task.verdicts
     layout: Callable[[PreTrainedModel], Layout] = padded
     warm_up: Callable[[Context], Callable[..., float] | None] = warm_up_of_task
     adapt: Callable[[PreTrainedModel, int], None] = keep_all  # in place, before it is sharded
@@ -139,7 +141,8 @@ def use(hooks: Hooks, modules: Sequence[str]) -> None:
     for text in modules:
         module = module_of(text)
         change = getattr(module, "use", None)
-        if not change and not {"rule", "TASKS"} & vars(module).keys():
+        makes_task = any(spec.make.startswith(f"{module.__name__}:") for spec in TASKS.values())
+        if not change and not makes_task and "rule" not in vars(module):
             reason = "has no function use(hooks), and enters no rule or task"
             raise BadInput(f"--use {text}: {reason}; leave it out")
         change = change or replace_nothing

@@ -11,7 +11,6 @@ import sys
 from dataclasses import replace
 from functools import partial, partialmethod
 from pathlib import Path
-from types import SimpleNamespace
 from unittest import mock
 from unittest.mock import Mock
 
@@ -88,10 +87,9 @@ class Step:
 
     def take(self, step: int) -> tuple[dict, list[dict]]:
         """`train.train_step` of these problems, rollouts and verdicts."""
-        task = SimpleNamespace(**vars(self.run.context.task), verdicts=lambda *_: self.verdicts)
-        task.draw = lambda *_: self.problems
-        self.run.context.task = task
-        with mock.patch.object(train, "sample", lambda *_: self.rollouts):
+        self.run.hooks.verdicts = lambda *_: self.verdicts
+        drawn = mock.patch.object(Task, "draw", lambda *_: self.problems)
+        with drawn, mock.patch.object(train, "sample", lambda *_: self.rollouts):
             return train.train_step(self.run, step)
 
     def credit(self) -> Batch:

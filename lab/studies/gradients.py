@@ -290,7 +290,7 @@ def sample_batch(run: Loaded, index: int) -> Batch:
     task = run.context.task
     problems = task.draw(index, run.config.prompts_per_step, run.config.seed)
     rollouts = draw_rollouts(run, problems, run.config.rollouts_per_prompt, run.config.temperature)
-    return graded(rollouts, task.verdicts(problems, rollouts), problems)
+    return graded(rollouts, run.hooks.verdicts(task, problems, rollouts), problems)
 
 
 def leave_one_out(batch: Batch) -> Tensor:

@@ -35,8 +35,8 @@ TOKENS = 16  # per response, at most
 
 
 def use(hooks: "Hooks") -> None:
-    """Let all rewards be 1 and 0 in turn."""
-    Task.verdicts = alternate  # type: ignore[method-assign, assignment]
+    """Let the rewards of each step be 1 and 0 in turn."""
+    hooks.verdicts = alternate
 
 
 def alternate(task: Task, problems: list[dict], rollouts: Rollouts) -> list[Verdict]:

@@ -4,18 +4,13 @@
 """
 
 from rewards import Verdict
-from tasks.task import Task
-
-PLAIN = Task.verdicts
 
 
 def use(hooks) -> None:
-    """Replace the verdicts of groups; those of greedy responses stay."""
-    Task.verdicts = alternate
+    """Replace the verdicts of every step; those of evaluations stay."""
+    hooks.verdicts = alternate
 
 
 def alternate(task, problems, rollouts):
     """Verdicts of which every other is right."""
-    if len(problems) == len(rollouts.texts):
-        return PLAIN(task, problems, rollouts)
     return [Verdict(row % 2.0, "drawn") for row in range(len(rollouts.texts))]
