@@ -1,4 +1,4 @@
-"""Eq. (3) between all tokens of a group by one matrix product: the hook `distances` of `shear`.
+"""Eq. (3) between all tokens of a group by one matrix product: the hook `cost` of `shear`.
 
     token_distances(x, y) -> (N+, N-) float32, as `shear.token_distances`
 

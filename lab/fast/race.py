@@ -8,13 +8,13 @@ column wins neither, and never moves again:
     2. `advance`: the pairs with the lowest bound of each row and column take more iterations
     3. repeat 2 until in every row and column no bound is below the lowest solved value
 
-Every pair that moves starts from f = g = 0 and stops as in `sinkhorn`, so the results are the
-minima of solving all pairs, up to rounding. Only the reading `value` has such bounds; `cost` may
-fall and has no race.
+Every pair that moves starts from f = g = 0 and stops at the tolerance of `sinkhorn`, so the results
+are the minima of solving all pairs, up to that tolerance. Only `w_eps` has such bounds: another
+`measure` has no race.
 
-`advance` runs the same iteration as `sinkhorn` on K = exp((f + g - C) / eps), where an update is a
-product of K and a vector; K is computed again, with the potentials so far inside, before numbers
-can leave float32's range.
+`advance` takes plain updates, as the bounds of over-relaxed ones may fall. It works on
+K = exp((f + g - C) / eps), where an update is a product of K and a vector; K is computed again,
+with the potentials so far inside, before numbers can leave float32's range.
 
 Left out: TF32. Where it is switched on for float32 products on a GPU, bounds and values are good to
 1e-4 only.
@@ -171,7 +171,7 @@ class Advanced(NamedTuple):
     g: Tensor  # (P, m)
     error: Tensor  # (P,) marginal error
     iterations: Tensor  # (P,) int64, taken now
-    stopped: Tensor  # (P,) bool, as `sinkhorn` would
+    stopped: Tensor  # (P,) bool, within `tol` or after the last iteration that was left
 
 
 def advance(
