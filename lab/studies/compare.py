@@ -19,7 +19,7 @@ while the best lies at an end, or only `--rates`. `confirm` trains each arm at i
 `--seeds`. All arms of a seed start from the same model and see the same problems. Finished trials
 are appended to `--rows`. So the same command continues where it was interrupted, and prints the
 table when no trial is missing. Other flags of train.py make another task, whose trials may go to
-the same file. No trial is added to an arm whose trials were made by other code or other flags.
+the same file. A file with an arm's trials by other code or flags is refused, a finished one, too.
 
 The table has means over all seeds of the file. D is the mean difference from GRPO, paired by seed,
 with its 90% interval (Student's t) and the number of seeds on which it is positive:
@@ -128,8 +128,8 @@ class Trial(NamedTuple):
 
 # The numbers of a trial that are compared; "before.auc" is "auc" in the dictionary "before".
 OUTCOMES = "curve sampled weight_mean ess before.auc after.auc".split()
-# Settings that decide what a model is taught before training.
-DECIDE_LESSONS = "task model data seed toy_lines toy_width warmup_steps use".split()
+# Settings that decide the model after its warm-up.
+DECIDE_START = "task model data seed toy_lines toy_width warmup_steps use".split()
 COLUMNS = [*Trial._fields, *OUTCOMES, "code", "rewards"]
 
 
@@ -142,7 +142,8 @@ def main(argv: list[str] | None = None) -> None:
     stages = {"tune": TUNING, "confirm": sorted(set(flags.seeds))}
     if len(stages["confirm"]) < 2 or set(flags.seeds) & set(TUNING):
         given = " ".join(map(str, flags.seeds))
-        raise BadInput(f"--seeds {given}: give two or more, and none of {TUNING}")
+        tuning = ", ".join(map(str, TUNING))
+        raise BadInput(f"--seeds {given}: give two or more, without {tuning}, which tune")
     arms = allowed_arms(flags.arms, others)
     cell = Cell(shlex.join(others), arms, sorted(set(flags.rates)))
     flags.rows.parent.mkdir(parents=True, exist_ok=True)
@@ -153,12 +154,17 @@ def main(argv: list[str] | None = None) -> None:
 
 def allowed_arms(given: Sequence[str], others: list[str]) -> list[str]:
     """`grpo` and the given arms; raises BadInput for one that train.py would refuse."""
-    arms = {"grpo": "grpo"}
+    arms = ["grpo"]
+    names = {"grpo"}
     for arm in given:
-        if arms.setdefault(name_of(arm), arm) != arm or list(given).count(arm) > 1:
+        if arm == "grpo":
+            continue
+        if name_of(arm) in names:
             raise BadInput(f"--arms {arm}: another arm has this name; change it")
         settings_of(arm, others)
-    return list(arms.values())
+        arms.append(arm)
+        names.add(name_of(arm))
+    return arms
 
 
 def name_of(arm: str) -> str:
@@ -181,11 +187,13 @@ def settings_of(arm: str, others: list[str]) -> Config:
 
 def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: int) -> None:
     """Run the trials of a stage until none is missing: a grid grows with its results."""
-    while missing_trials(stage, trials_in(path), cell, seeds):
-        refuse_other_code(cell, path)
+    while True:
+        refuse_other_code(cell, path)  # of a finished file, too
         by_seed = defaultdict(list)
         for trial in missing_trials(stage, trials_in(path), cell, seeds):
             by_seed[trial.seed].append(trial)
+        if not by_seed:
+            break
         with multiprocessing.get_context("spawn").Pool(jobs) as pool:
             run = partial(run_from_one_start, cell, path)
             trained = pool.imap_unordered(run, by_seed.values())
@@ -296,13 +304,13 @@ def run_from_one_start(cell: Cell, path: Path, trials: list[Trial]) -> None:
     """Run trials of one seed, one after the other; each adds its line to the file."""
     arms = {name_of(arm): arm for arm in cell.arms}
     with tempfile.TemporaryDirectory() as out:
-        taught: dict[tuple, Path] = {}  # what decides the lessons -> the model after them
+        taught: dict[tuple, Path] = {}  # what decides the warm-up -> the model after it
         for number, trial in enumerate(trials):
             words = ["--heldout", str(HELDOUT), *shlex.split(cell.flags)]
             words += ["--seed", str(trial.seed), "--lr", str(trial.lr)]
             words += ["--name", str(number), "--out", out]
             config = settings_of(arms[trial.rule], words)
-            decided = tuple(getattr(config, name) for name in DECIDE_LESSONS)
+            decided = tuple(getattr(config, name) for name in DECIDE_START)
             start = taught.setdefault(decided, Path(out, str(number), "start"))
             if start.exists():
                 config = replace(config, model=str(start))

@@ -12,7 +12,9 @@ groups with right and wrong ones, and read their hidden states once. Complete ea
 rollout `--continuations` times: the share of right completions is its continuation success. The
 local distance of a prefix is that of its last window of tokens to the closest span of the opposing
 side, in units of nbar (`prefixes.py`). Both give Figs. 1(a), 1(b), 3 and 9; Fig. 10 needs verdicts
-only (`figures.py`).
+only (`figures.py`). Where the task knows the first error of a wrong rollout, three AUCs say how
+often a token from it on outweighs an earlier one: among all tokens ("all"), among tokens at the
+same position ("matched"), and of the position itself.
 
 `--out` holds the sampled groups, so that the same command continues where it was interrupted;
 diagnose.json, with all numbers; a picture of each figure; and samples.jsonl, the groups as
@@ -87,7 +89,7 @@ REFUSED = "method name resume ranks"
 DECIDES = (
     "task model data template seed temperature max_tokens rollouts_per_prompt window stride "
     "continuations heldout "
-    "toy_lines toy_width warmup_steps grade_timeout sandbox reward dtype rollouts"
+    "toy_lines toy_width warmup_steps grade_timeout sandbox reward dtype rollouts use"
 ).split()
 FIGURES = {
     "fig_1a": figures.fig_1a_position,
@@ -114,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
 def diagnose(flags: Diagnose, config: Config, ranks: Ranks) -> None:
     """Sample or read the groups, measure, and write numbers and figures to `--out`."""
     out = flags.out
-    values = asdict(config) | vars(flags)
+    values = asdict(config) | vars(flags) | {"use": list(config.use)}  # as JSON has it
     decided = {name: values[name] for name in DECIDES}
     if not (out / "config.json").exists() and any(out.glob("group-*.json")):
         raise BadInput(f"--out {out}: has groups, and no config.json; choose another")
@@ -157,7 +159,9 @@ def read_all(groups: list[Prefixes], context: Context, out: Path) -> tuple[list,
 
     Writes samples.jsonl for the page.
     """
-    methods = ["shear", "grpo", *["oracle"] * bool(context.task.first_error)]
+    methods = ["shear", "grpo"]
+    if context.task.first_error:
+        methods.append("oracle")
     closest = []
     batches = []  # weights of each method, mask, first errors
     rows = []

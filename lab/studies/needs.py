@@ -1,4 +1,4 @@
-"""What studies share: settings of train.py, and lessons."""
+"""What studies share: settings of train.py, warm-up, and batches."""
 
 import tempfile
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from base.config import Config, parse_train
 from credit.batch import Batch
 from grpo import Rollouts, group_advantages
 from harness import fsdp
-from harness.run import Loaded, resolve, warm_up_policy
+from harness.run import Hooks, Loaded, resolve, use, warm_up_policy
 from rewards import Verdict
 
 
@@ -18,7 +18,9 @@ def settings_of_run(words: Sequence[str]) -> Config:
 
     Its functions are the plain ones, which a reader may edit; `--use lab.fast` is sooner.
     """
-    return resolve(parse_train(words))
+    config = resolve(parse_train(words))
+    use(Hooks(), config.use)  # what a module refuses shows before a model is loaded
+    return config
 
 
 def teach(loaded: Loaded) -> None:

@@ -8,7 +8,7 @@ are cut off so early are never right, the rewards of a step alternate after grad
 `--use lab.tools.smoke` does that to any run. The test has passed if a step had a gradient and the
 model is saved.
 
-Left out: lessons of more than two steps, resuming, ranks that torchrun starts.
+Left out: a warm-up of more than two steps, resuming, ranks that torchrun starts.
 """
 
 import sys
@@ -40,9 +40,9 @@ def use(hooks: "Hooks") -> None:
 
 
 def alternate(task: Task, problems: list[dict], rollouts: Rollouts) -> list[Verdict]:
-    """Verdicts whose rewards are 1 and 0 in turn."""
-    count = len(rollouts.texts)
-    return [Verdict(float(number % 2 == 0), "drawn") for number in range(count)]
+    """Verdicts whose rewards are 1 and 0 in turn, after grading."""
+    graded = task.verdicts(problems, rollouts)
+    return [Verdict(float(number % 2 == 0), "drawn") for number in range(len(graded))]
 
 
 @run_command
