@@ -2,7 +2,7 @@ r"""Seconds and memory of a training step, phase by phase, with random weights.
 
     python -m lab.records.gpu_step 1.5B --prompts-per-step 32 --use lab.fast
     python -m lab.records.gpu_step 7B --prompts-per-step 16 --max-tokens 500 \
-        --use lab.fast lab.tools.lora:rank=16
+        --use lab.fast --use lab.tools.lora:rank=16
 
 Other flags are those of train.py, such as `--use lab.fast`. Half of the responses end within a
 fifth of `--max-tokens`. The step is the second one; the first, with few and short responses, warms
