@@ -10,7 +10,7 @@ with the plain functions first, on one small group.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -53,7 +53,7 @@ def use(
         hooks.generate = fast_generate
 
 
-def refuse_other_weights(faster: dict[str, Callable]) -> None:
+def refuse_other_weights(faster: dict[str, Any]) -> None:
     """Raise BadInput if these hooks give a small random group other weights than shear.py does."""
     hidden = torch.randn(4, 16, 8, generator=torch.Generator().manual_seed(0))  # (G, T, d)
     mask = torch.arange(16) < torch.tensor([[16], [9], [13], [5]])  # (G, T)

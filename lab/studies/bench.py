@@ -35,7 +35,6 @@ from shear import Spans, closest_spans, mean_norm, shear_weights, token_distance
 from sinkhorn import sinkhorn
 
 EPS = Shear.eps  # costs are in units of nbar
-POT = "POT `ot.batch.solve_batch`, 50 iterations", "POT `ot.solve`, a loop"
 
 
 def bench(
@@ -75,7 +74,8 @@ def measure(hidden: Tensor, pairs: int, window: int, stride: int) -> list[dict[s
     nbar = mean_norm(hidden[mask])
     costs = token_distances(right.states, wrong.states) / nbar  # (N+, N-)
     count = max(1, pairs // len(wrong.spans.tokens))
-    first = right._replace(spans=Spans(*(part[:count] for part in right.spans)))
+    spans = right.spans
+    first = right._replace(spans=Spans(spans.tokens[:count], spans.mass[:count]))
 
     def exact(costs: Tensor, a: Tensor, b: Tensor, eps: float) -> Tensor:
         return sinkhorn(costs, a, b, eps=eps, max_iters=20_000, tol=1e-7).value
@@ -87,18 +87,19 @@ def measure(hidden: Tensor, pairs: int, window: int, stride: int) -> list[dict[s
         assert weighed.closest is not None
         return weighed.closest.of_right / weighed.nbar  # (K+,)
 
-    def pot(solve: Callable[[Tensor, Tensor, Tensor], Tensor], spans: int) -> Tensor:
-        i, j = first.spans.tokens[:spans], wrong.spans.tokens  # (k, n), (K-, m)
+    def pot(solve: Callable[[Tensor, Tensor, Tensor], Tensor], k: int) -> Tensor:
+        i = spans.tokens[:k]  # (k, n)
+        j = wrong.spans.tokens  # (K-, m)
         blocks = costs[i[:, None, :, None], j[None, :, None, :]].flatten(0, 1)  # (k K-, n, m)
-        a = first.spans.mass[:spans].repeat_interleave(len(j), 0)  # (k K-, n)
+        a = spans.mass[:k].repeat_interleave(len(j), 0)  # (k K-, n)
         b = wrong.spans.mass.repeat(len(i), 1)  # (k K-, m)
         return solve(blocks, a, b).view(len(i), -1).amin(1)  # (k,)
 
     solvers: dict[str, Callable[[], Tensor]] = {
         "plain, every pair": ours,
         "race, `--use lab.fast`": partial(ours, cost=by_product, closest=race),
-        POT[0]: partial(pot, in_batches, len(first.spans.tokens)),
-        POT[1]: partial(pot, one_by_one, 1),
+        "POT `ot.batch.solve_batch`, 50 iterations": partial(pot, in_batches, count),
+        "POT `ot.solve`, a loop": partial(pot, one_by_one, 1),
     }
     rows = []
     for name, solve in solvers.items():
@@ -125,8 +126,12 @@ def in_batches(costs: Tensor, a: Tensor, b: Tensor) -> Tensor:
     at_once = max(1, CHUNK_ENTRIES[costs.device.type] // costs[0].numel())
     options = dict(reg=EPS, max_iter=50, tol=0.0, method="log_sinkhorn", reg_type="kl")
     values = []
-    for C, own, other in zip(*(part.split(at_once) for part in (costs, a, b)), strict=True):
-        values.append(ot.batch.solve_batch(C, a=own, b=other, grad="detach", **options).value)
+    for start in range(0, len(costs), at_once):
+        pairs = slice(start, start + at_once)
+        solved = ot.batch.solve_batch(
+            costs[pairs], a=a[pairs], b=b[pairs], grad="detach", **options
+        )
+        values.append(solved.value)
     return torch.cat(values)
 
 
@@ -135,8 +140,12 @@ def one_by_one(costs: Tensor, a: Tensor, b: Tensor) -> Tensor:
     with packages():
         import ot
     options = dict(reg=EPS, reg_type="kl", max_iter=100, tol=1e-3)
-    warnings.simplefilter("ignore")  # it warns that it has not converged, which the errors show
-    return torch.stack([ot.solve(*pair, **options).value for pair in zip(costs, a, b, strict=True)])
+    values = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it has not converged, which the errors show
+        for C, own, other in zip(costs, a, b, strict=True):
+            values.append(ot.solve(C, own, other, **options).value)
+    return torch.stack(values)
 
 
 main = command("lab.studies.bench", bench)

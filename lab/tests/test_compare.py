@@ -7,12 +7,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 import torch
 from builders.case_files import ROOT, cases
 from builders.commands import words_of
 from builders.runs import config_from
+from scipy import stats
 
 from base import files
 from credit.rules import RULES
@@ -23,7 +25,7 @@ CASES = Path(__file__).with_name("cases")
 RECORDS = ROOT / "lab" / "records" / "rows"
 SMALL = (
     "--use builders.alternating --toy-lines 2 --toy-width 16 --max-tokens 8 --window 4 --stride 2 --eval-groups 2 "
-    "--prompts-per-step 2 --steps 1 --warmup-steps 1 --threads 0"
+    "--prompts-per-step 2 --steps 1 --warmup-steps 1 --threads 1"
 )
 LORA = "--use lab.tools.lora:rank=16"
 
@@ -92,8 +94,12 @@ def test_an_arm_is_a_method_or_a_name_and_a_command_line():
     assert compare.allowed_arms(["shear", arm], []) == ["grpo", "shear", arm]
 
 
-def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monkeypatch, capsys):
+def test_every_stage_and_the_same_command_again(
+    tmp_path, in_this_process, monkeypatch, capsys, assert_refused
+):
     """The file has rows of two stages, the table all columns; then nothing is left to run.
+
+    By other code the finished file is refused, too.
 
     Evaluations have one noise, and each trial prepares its rule.
     """
@@ -124,6 +130,8 @@ def test_every_stage_and_the_same_command_again(tmp_path, in_this_process, monke
     assert sorted(prepared) == [1, 2, 7] and printed.count("\n") == 2 + 2
     assert compare.main(command) == 0
     assert capsys.readouterr().out == printed and files.read_lines(path) == rows
+    files.write_rows(path, [row | {"code": "of other code"} for row in rows])
+    assert_refused(compare.main, command, "has trials of grpo by other code or flags")
 
 
 def test_trials_of_other_code_or_flags_are_not_added_to(tmp_path, assert_refused):
@@ -151,3 +159,26 @@ def test_bad_input_is_one_sentence_before_anything_is_made(
     command = importlib.import_module(f"lab.studies.{case['study']}")
     assert "|" not in assert_refused(command.main, case["flags"].split(), case["words"])
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_the_digest_is_of_all_code(tmp_path):
+    """Code in a folder of a folder counts, and so do the arm's flags; tests and pages do not."""
+    code = "train.py", "grading/inside/jail.py", "lab/rules/oar.py"
+    others = "tests/test_x.py", "lab/studies/compare.py"
+    for name in (*code, *others):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("")
+    digests = [compare.code_of(arm, tmp_path) for arm in ("grpo: grpo --clip-low .1", "grpo")]
+    for name in (*others, *code):
+        (tmp_path / name).write_text("1")
+        digests.append(compare.code_of("grpo", tmp_path))
+    assert digests[1] == digests[2] == digests[3] and len(set(digests)) == 5
+
+
+def test_intervals_are_scipy_s():
+    """They are the 90% intervals of Student's t."""
+    values = np.array([0.01, 0.03, -0.02, 0.04])
+    low, high = stats.ttest_1samp(values, 0.0).confidence_interval(0.90)
+    expected = f"+0.015 (-{-low:.3f} to +{high:.3f}), 3/4"
+    assert compare.with_interval(pd.Series([*values, None])) == expected

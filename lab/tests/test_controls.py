@@ -123,3 +123,14 @@ def test_first_keeps_right_rollouts_and_the_onset_of_wrong_ones():
     assert torch.equal(moved.sum(1), ours.sum(1))  # as many tokens, within the response
     assert all(row.diff().count_nonzero() <= 2 for row in moved[1:4])  # side by side
     assert not torch.equal(moved, ours)
+
+
+def test_shuffle_keeps_each_rollout_s_weights_and_not_their_places():
+    """The same numbers stand in another order, anew with every draw."""
+    batch = random_batch([[1, 0, math.nan, 0, 1]], shared=3)
+    shear = assign("shear", batch)
+    torch.manual_seed(0)
+    ours, again = (assign("shuffle", batch) for _ in range(2))
+    assert not torch.equal(ours, shear) and not torch.equal(ours, again)
+    for row, inside in enumerate(batch.mask):
+        assert ours[row][inside].sort().values.tolist() == shear[row][inside].sort().values.tolist()

@@ -205,6 +205,8 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     assert results["groups"] == len(groups) == 2 and results["spans"] == spans > 0
     rows = files.read_lines(tmp_path / "samples.jsonl")
     assert set(rows[0]["weights"]) == {"shear", "grpo", "oracle"}
+    assert results["truth"]["grpo"]["auc_matched"] == 0.5
+    assert results["truth"]["oracle"]["auc_matched"] == results["truth"]["oracle"]["auc"] == 1
     made.reset_mock()
 
     # what comes after sampling is not of interest again
@@ -217,3 +219,37 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     gone.write_text("{")
     assert_refused(diagnose.main, flags, f"{gone}: cannot be read")
     assert_refused(diagnose.main, [*flags, "--seed", "9"], "--seed 9: the groups in")
+
+
+def solutions(path, **changed) -> str:
+    """A file of two mixed groups and one that is not; the flags that read it."""
+    lines = []
+    for problem, labels in (("1+1?", [1, 0]), ("2+2?", [1, 1]), ("3+3?", [0, 1])):
+        for i, label in enumerate(labels):
+            row = dict(problem=problem, solution=TEXT.format(i), label=label, extra=0)
+            lines.append(json.dumps(row | (changed if not lines else {})))
+    path.write_text("\n".join(lines) + "\n")
+    return f"--rollouts {path} --window 16 --stride 8"
+
+
+def test_solutions_from_a_file_are_encoded_once_and_not_continued(
+    qwen_folder, tmp_path, monkeypatch, capsys
+):
+    """Fig. 10 and the page's samples are made.
+
+    What needs continuations is left out, and named.
+    """
+    flags = solutions(tmp_path / "s.jsonl")
+    out = tmp_path / "out"
+    replace_sampler(monkeypatch, None, "lab.studies.prefixes")
+    run_well(diagnose, flags, "--groups 1 --model", qwen_folder, "--out", out)
+    printed = capsys.readouterr().out
+    results = json.loads((out / "diagnose.json").read_text())
+    assert "left out: Figs. 1, 3, 9" in printed
+    assert {path.stem for path in out.glob("*.png")} == {"fig_10"}
+    assert results["fig_10"] == {"mixed": 2 / 3, "accuracies": [0.5, 1], "groups": [2, 1]}
+    assert "fig_1a" not in results and results["truth"] == {}
+    right, wrong = files.read_lines(out / "samples.jsonl")
+    assert (right["score"], wrong["score"], wrong["response"]) == (1, 0, TEXT.format(1))
+    assert "".join(wrong["tokens"]) == TEXT.format(1)
+    assert wrong["spans"] and wrong["weights"].keys() == {"shear", "grpo"}

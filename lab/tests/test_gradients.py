@@ -2,6 +2,7 @@
 
 import copy
 
+import pandas as pd
 import pytest
 import torch
 from builders.commands import words_of
@@ -15,7 +16,7 @@ import train
 from base.files import read_lines, write_rows
 from harness.run import load_run
 from lab.studies import gradients
-from lab.studies import stats as alignment
+from lab.studies import stats as statistics
 from tasks.task import text_task
 
 SIZES = "--use builders.alternating --toy-lines 1 --toy-width 16 --warmup-steps 1 --heldout 8 --eval-groups 2"
@@ -74,13 +75,13 @@ def test_statistics_have_no_bias():
     products = []
     for _ in range(400):
         noise = torch.randn(2, 8, 400, generator=generator)
-        ratios.append(alignment.signal_to_noise(mean + noise[0]))
-        products.append(alignment.product_of_means(mean + noise[0], other + noise[0]))
+        ratios.append(statistics.signal_to_noise(mean + noise[0]))
+        products.append(statistics.product_of_means(mean + noise[0], other + noise[0]))
     assert stats.ttest_1samp(ratios, 9 / 400).pvalue > 0.001
     assert stats.ttest_1samp(products, 9.0).pvalue > 0.001
     clean = torch.stack([mean, mean, mean]), torch.stack([other, other, other])
-    assert alignment.cosine_of_means(*clean) == pytest.approx(0.6)
-    assert alignment.cosines(clean[1], mean).tolist() == pytest.approx([0.6] * 3)
+    assert statistics.cosine_of_means(*clean) == pytest.approx(0.6)
+    assert statistics.cosines(clean[1], mean).tolist() == pytest.approx([0.6] * 3)
 
 
 def test_the_command_writes_a_row_per_arm(tmp_path, capsys, assert_refused):
@@ -153,3 +154,50 @@ def test_groups_of_a_file_take_the_place_of_samples(tmp_path, assert_refused):
     assert_refused(gradients.main, words_of(words, "--batches 3"), message, "lower them")
     adapted = words_of(words, "--batches 2 --use lab.tools.lora:rank=2")
     assert_refused(gradients.main, adapted, "lab.tools.lora", "one trains an adapter")
+
+
+def test_an_arm_s_random_draws_do_not_depend_on_the_others(run):
+    """`random` has the same credit alone and after `shuffle`."""
+    settings = {arm: gradients.settings_of(arm, words_of(SIZES)) for arm in ("shuffle", "random")}
+    both = gradients.prepared(run, settings).values()
+    torch.manual_seed(0)
+    (_, after) = gradients.credit_by_arm(gradients.sample_batch(run, 0), both)
+    (alone,) = gradients.credit_by_arm(gradients.sample_batch(run, 0), [*both][1:])
+    assert after.std() > 0 and torch.equal(after, alone)
+
+
+def test_the_reference_counts_graded_rollouts_alone(run):
+    """r minus the mean of the other graded ones; nothing where there is no other, or no verdict."""
+    batch = gradients.sample_batch(run, 0)
+    assert batch.group_size == 8
+    batch.rewards = torch.full_like(batch.rewards, torch.nan)
+    batch.rewards[:8] = torch.tensor([1.0, 0.0, torch.nan, torch.nan] * 2)
+    batch.rewards[8] = 1.0
+    credit = gradients.leave_one_out(batch)[:, 0].tolist()
+    assert credit[:8] == pytest.approx([2 / 3, -2 / 3, 0, 0] * 2) and not any(credit[8:])
+
+
+def test_the_interval_of_d_has_the_reference_s_noise_too():
+    """The 90% interval of few batches and references holds D of endless ones as often as it says.
+
+    With the reference held fixed, as before, it would be too narrow.
+    """
+    generator = torch.Generator().manual_seed(0)
+    directions = torch.zeros(3, 40)
+    directions[0, 0] = directions[1, 0] = directions[2, 0] = 1
+    directions[1, 1] = 0.5
+
+    def draw(count: int) -> list[torch.Tensor]:
+        noise = torch.randn(3, count, 40, generator=generator)
+        return list(directions[:, None] + torch.tensor([1.0, 0.5, 1.0])[:, None, None] * noise)
+
+    reference, usual, batches = draw(100_000)
+    limit = statistics.gaps(batches, usual, directions[0]).mean().item()
+    held = {"ours": 0, "fixed": 0}
+    for _ in range(300):
+        reference, usual, batches = draw(8)
+        difference, half = statistics.gain_of_cosine(batches, usual, reference)
+        fixed = statistics.half_width(pd.Series(statistics.gaps(batches, usual, reference.mean(0))))
+        held["ours"] += abs(difference - limit) < half
+        held["fixed"] += abs(difference - limit) < fixed
+    assert held["ours"] > held["fixed"] + 15

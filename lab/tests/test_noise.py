@@ -105,7 +105,7 @@ def test_more_problems_than_exist_are_refused(assert_refused):
 
 
 def test_the_gradient_test_runs_on_it(tmp_path, capsys):
-    """With the task's lessons, and a rule that needs first errors."""
+    """With the task's warm-up, and a rule that needs first errors."""
     rows = tmp_path / "rows.jsonl"
     flags = words_of(SIZES, "--task noise-after --arms grpo oracle --batches 2 --reference 2")
     gradients.main([*flags, "--rows", str(rows)])

@@ -7,12 +7,13 @@ import pytest
 import torch
 from adapters import add_adapter
 from builders.near import assert_near
-from builders.rollouts import gradients, unlike_rollouts
-from builders.small_models import FAMILIES, family_model
+from builders.rollouts import gradients, random_prompts, unlike_rollouts
+from builders.small_models import FAMILIES, family_model, small_gpt2
 
 from grpo import PADDED, Policy, Rollouts, score
 from harness import fsdp
 from lab.fast import packing
+from lab.fast.generate import read_prompts
 from lab.fast.packing import packing_of
 
 
@@ -72,3 +73,31 @@ def test_rollouts_of_one_prompt_compute_with_it_once(family, ragged, monkeypatch
     _, gradient = gradients(policy, rollouts, pulls, 8)
     _, expected = gradients(alone, rollouts, pulls, 1)
     assert (gradient - expected).norm() / expected.norm() < 1e-5
+
+
+ROPE = dict(
+    factor=2.0, rope_theta=10_000.0, original_max_position_embeddings=64, rope_type="dynamic"
+)
+
+
+@pytest.mark.parametrize(
+    "packs, family, options",
+    [
+        (True, "qwen2", dict(sliding_window=8, use_sliding_window=False)),
+        (False, "llama", dict(rope_parameters=ROPE)),
+        (False, "qwen2", dict(layer_types=["full_attention", "chunked_attention"])),
+        (False, "mistral", dict(sliding_window=8)),
+    ],
+)
+def test_only_full_attention_packs(packs, family, options):
+    """The loop over rollouts knows no window, no positions by the longest row, no other families.
+
+    Nor is a prompt of those read once.
+    """
+    model = family_model(family, **options)
+    inputs = random_prompts([60, 60])
+    alike = [part[[0, 0]] for part in inputs]
+    assert (read_prompts(model, *alike) is not None) == packs
+    assert (packing_of(model) != PADDED) == packs
+    other = small_gpt2()
+    assert packing_of(other) == PADDED and other.config._attn_implementation == "sdpa"

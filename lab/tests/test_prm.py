@@ -7,10 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 from builders.rollouts import rollouts_of
+from builders.runs import recipe_with, run_of
 from builders.small_models import save_model, small_config, turns_tokenizer
 from torch.testing import assert_close
 from transformers import Qwen2Config
 
+from base.errors import BadInput
 from grpo import Rollouts
 from lab.tools import teacher
 from lab.tools.reward_model import (
@@ -19,7 +21,9 @@ from lab.tools.reward_model import (
     load_reward_model,
     score_steps,
 )
+from lab.tools.teacher import load_for
 from tasks import toy
+from tasks.task import Task
 
 SYSTEM = r"Please reason step by step, and put your final answer within \boxed{}."
 WORDS = 259  # tokens without <extra_0>
@@ -146,3 +150,25 @@ def test_toy_prm_tells_right_lines_from_wrong_ones():
     assert 0.6 < sum(labels) / len(labels) < 0.85
     assert (is_good == torch.tensor(labels)).float().mean() > 0.87
     assert results[0][1].tolist() == [0] * 12 + [1] * 4
+
+
+def test_a_resumed_run_is_not_taught_another_reward_model(tmp_path):
+    """`prm/` must be there: its model lacks the warm-up that the first one was made from."""
+    task = Task("embedded", [], [], None, None)
+    run = run_of(recipe_with(task="embedded", resume="a run"), task, torch.nn.Identity(), None)
+    with pytest.raises(BadInput, match="prm"):
+        load_for(run, tmp_path, "")
+
+
+def test_what_exceeds_the_context_takes_the_last_score(pair):
+    """Beyond 400 tokens a step that is cut, and all behind it, take the last score.
+
+    If there is none, they take one half.
+    """
+    steps = ["One.", "Two.", "3" * 400, "Four.", "Five."]
+    texts = ["\n\n".join(steps), "\n\n".join(steps[2:])]
+    (good, step), (unread, _) = scored(pair, texts, ["?", "?"])
+    expected = by_hand(pair, "?", steps[:2])
+    assert_close(good, expected[[0, 1, 1, 1, 1]])
+    assert unread.tolist() == [0.5] * 3
+    assert step[-1] == 4

@@ -1,5 +1,7 @@
 """lab/fast/race.py against solving every pair with sinkhorn.py, lab/fast/distances.py against float64."""
 
+import math
+
 import pytest
 import torch
 from torch.testing import assert_close
@@ -69,3 +71,23 @@ def test_token_distances_are_float64_s(name, dtype):
     assert ours.dtype == torch.float32
     assert_close(ours.double(), exact, rtol=1e-4, atol=0)
     assert (ours[exact == 0] == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("cost", "eps", "message"),
+    [
+        (1.0, 0.0, "eps must be positive"),
+        (1e30, 1e-30, "not finite"),
+        (math.nan, 1.0, "not finite"),
+    ],
+)
+def test_bad_arguments_and_costs_that_are_not_finite_are_named(cost, eps, message):
+    """They are, as in `sinkhorn`; one cost of many is enough.
+
+    An overflow in units of eps must not pass for a distance.
+    """
+    side = Side(None, None, Spans(torch.arange(4)[None], torch.full((1, 4), 0.25)))
+    costs = torch.zeros(4, 4)
+    costs[1, 2] = cost
+    with pytest.raises(ValueError, match=message):
+        race(costs, side, side, eps)

@@ -10,12 +10,13 @@ import torch
 from builders.case_files import cases
 from builders.commands import words_of
 from builders.rollouts import pad_more
-from builders.runs import ALONE, config_from
+from builders.runs import ALONE, config_from, recipe_with, run_of
 from builders.small_models import save_model
 from crediting import assign, with_rewards
 from torch.testing import assert_close
 
 import train
+from base.errors import BadInput
 from credit.batch import Batch
 from credit.rules import RULES
 from grpo import to_padded
@@ -23,6 +24,7 @@ from harness.run import load_run, prepare_rule
 from lab.rules import adapter, prm
 from lab.rules.controls import WITHOUT_WEIGHTS
 from lab.tools import teacher
+from tasks.task import Task
 
 LAB_CASES = Path(__file__).parent / "cases"
 WITH_ADAPTER = {name for name in RULES if RULES[name].prepare is adapter.needs_adapter}
@@ -151,7 +153,7 @@ def test_rules_that_need_something_start_with_the_defaults(rule, tmp_path):
     adapter = "--use lab.tools.lora:rank=2" if rule in WITH_ADAPTER else ""
     run = load_run(config_from(words_of("--method", rule, adapter)), ALONE)
     has_model = rule in WITH_MODEL or "of=prm" in rule
-    if has_model:  # as after its lessons, which take minutes
+    if has_model:  # as after its warm-up, which take minutes
         lines = run.config.toy_lines
         taught = teacher.make_prm(run.context.policy.model, lines, set(), steps=1, seed=0)
         save_model(tmp_path / "prm", taught[0], taught[1])
@@ -167,3 +169,12 @@ def test_a_rule_that_lacks_what_it_needs_is_refused(case, assert_refused, qwen_f
     words = words_of(flags, "--out", tmp_path, "--name mine")
     assert_refused(train.main, words, case["words"])
     assert not (tmp_path / "mine" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("rule", ["oar-g", "prm"])
+def test_rules_that_need_a_box_are_refused_for_programs(rule, tiny, tmp_path):
+    """They would give A to every token, or score what is no step."""
+    task = Task("code", [], [], None, None, reference="tests")
+    run = run_of(recipe_with(method=rule), task, tiny[0], tiny[1])
+    with pytest.raises(BadInput, match=f"--method {rule}: needs an answer in a box, and programs"):
+        prepare_rule(run, tmp_path)

@@ -3,6 +3,7 @@
 import json
 import re
 import warnings
+from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
 import pytest
@@ -30,9 +31,14 @@ def two(tmp_path_factory):
     return torch.load(folder / "seen.pt")
 
 
-def test_with_weights_of_one_it_is_grpo_to_the_bit(two):
-    """One process, and two that split a group, end with the same weights, losses and rewards."""
-    assert trl_runs.differences(trl_runs.WHOLE, trl_runs.TOGETHER) == []
+@pytest.mark.parametrize("case", [{}, {"peft": True, "beta": 0.1}, trl_runs.TOGETHER])
+def test_with_weights_of_one_it_is_grpo_to_the_bit(case):
+    """TRL's trainer and ours end with the same weights, losses and rewards."""
+    assert trl_runs.differences(trl_runs.WHOLE, {"max_steps": 2} | case) == []
+
+
+def test_two_processes_that_split_a_group_are_grpo_to_the_bit(two):
+    """They are with weights of one, too."""
     assert two["differences"] == []
 
 
@@ -117,3 +123,33 @@ def test_the_command_trains_by_its_flags(monkeypatch):
     assert (*sizes, config.max_steps, config.num_generations) == (7, 6, 3, 8)
     defaults = train_trl.Options()
     assert (defaults.window, defaults.stride, defaults.eps) == (WINDOW, STRIDE, EPS)
+
+
+def parallel(cp: bool) -> SimpleNamespace:
+    """An accelerator that splits sequences, or does not."""
+    return SimpleNamespace(parallelism_config=SimpleNamespace(cp_enabled=cp, sp_enabled=False))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        (dict(importance_sampling_level="sequence"), "level='sequence' gives all tokens"),
+        (dict(accelerator=parallel(True)), "cp_size and sp_size must be 1"),
+        (dict(_is_vlm=True), "a model of text alone"),
+    ],
+)
+def test_what_would_lose_credit_is_refused(changes, message, monkeypatch):
+    """One ratio a sequence, states on several processes and images are refused in a sentence.
+
+    So is a stride above the window, before a model is loaded.
+    """
+
+    def init(self, *args, **kwargs):
+        usual = dict(importance_sampling_level="token", _is_vlm=False)
+        vars(self).update(usual | dict(accelerator=parallel(False)) | changes)
+
+    monkeypatch.setattr(GRPOTrainer, "__init__", init)
+    with pytest.raises(ValueError, match=message):
+        ShearGRPOTrainer()
+    with pytest.raises(ValueError, match="stride must be between 1 and the window"):
+        ShearGRPOTrainer(window=5, stride=6)

@@ -6,6 +6,9 @@ skipped; `bash .ci/verl` makes an environment that has it.
 
 import os
 import random
+import re
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +26,7 @@ import ray
 import transfer_queue as tq
 import verl.trainer
 import verl_cpu  # noqa: F401
+from datasets import Dataset
 from hydra import compose, initialize_config_dir
 from omegaconf.errors import ConfigKeyError
 from tensordict import TensorDict
@@ -302,3 +306,55 @@ def test_the_trainer_multiplies_verl_s_advantages(alone, queue):
     assert metrics["shear/weight"] == pytest.approx(float(torch.cat(weights).mean()), abs=1e-5)
     with pytest.raises(ValueError, match=r"all rollouts of a prompt on one rank"):
         steps(order[1:])
+
+
+MAIN = """
+trainer.v1.trainer_mode=shear algorithm.adv_estimator=grpo +trainer.v1.shear.window=8 +trainer.v1.shear.stride=4
+trainer.device=cpu trainer.nnodes=1 trainer.n_gpus_per_node=1 trainer.logger=[console] trainer.total_training_steps=2
+trainer.val_before_train=false trainer.test_freq=-1 trainer.save_freq=-1 trainer.default_local_dir=checkpoints
+data.train_files=problems.parquet data.val_files=problems.parquet data.train_batch_size=4 data.dataloader_num_workers=0
+data.max_prompt_length=64 data.max_response_length=32
+reward.custom_reward_function.path=reward.py reward.custom_reward_function.name=score reward.num_workers=1
+actor_rollout_ref.model.path=model actor_rollout_ref.model.use_remove_padding=false
+actor_rollout_ref.model.enable_gradient_checkpointing=false
++actor_rollout_ref.model.override_config.attn_implementation=sdpa
+actor_rollout_ref.actor.strategy=fsdp2 actor_rollout_ref.actor.optim.lr=1e-3
+actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.actor.use_dynamic_bsz=true
+actor_rollout_ref.actor.use_torch_compile=false
+actor_rollout_ref.rollout.name=hf actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.tensor_model_parallel_size=1
+actor_rollout_ref.rollout.free_cache_engine=false actor_rollout_ref.rollout.calculate_log_probs=false
+actor_rollout_ref.rollout.agent.num_workers=1 actor_rollout_ref.rollout.disable_log_stats=true
+ray_kwargs.ray_init.num_cpus=16 +ray_kwargs.ray_init.num_gpus=1 +ray_kwargs.ray_init.include_dashboard=false
+"""
+
+
+REWARD = "def score(solution_str, **others):\n    return float(len(solution_str) % 2)\n"
+
+
+def test_main_ppo_takes_two_steps(tmp_path):
+    """verl's whole program with transformers' `generate`: weights change with each step.
+
+    Omega is logged.
+    """
+    toy.make_model(2, seed=0).save_pretrained(tmp_path / "model")
+    tokenizer = toy.make_tokenizer()
+    tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    tokenizer.save_pretrained(tmp_path / "model")
+    usual = {"data_source": "made", "reward_model": {"style": "rule", "ground_truth": ""}}
+    problems, _ = toy.make_problems(16, 0, 2, seed=0)
+    rows = []
+    for problem in problems:
+        rows.append(usual | {"prompt": [{"role": "user", "content": problem["problem"]}]})
+    Dataset.from_list(rows).to_parquet(tmp_path / "problems.parquet")
+    (tmp_path / "reward.py").write_text(REWARD)
+    here = Path(__file__).parent
+    modules = {"VERL_USE_EXTERNAL_MODULES": "verl_cpu,verl_hf,lab.bridges.verl_shear"}
+    environment = os.environ | modules | {"PYTHONPATH": f"{here.parents[1]}:{here}"}
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *MAIN.split()]
+    streams = dict(capture_output=True, text=True, timeout=900)
+    ended = subprocess.run(command, cwd=tmp_path, env=environment, **streams)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    omega = re.findall(r"step:[12] .*shear/weight:([\d.]+)", ended.stdout)
+    assert len(omega) == 2 and all(0 < float(weight) < 1 for weight in omega)
+    # those of the start and those after each step
+    assert len(set(re.findall(r"weights [\d.]+", ended.stdout))) == 3

@@ -1,9 +1,10 @@
-"""lab/tools/warm_up.py: lessons on the solutions of one's own problems."""
+"""lab/tools/warm_up.py: a warm-up on the solutions of one's own problems."""
 
 import pytest
 from builders.commands import words_of
 from builders.runs import ALONE, config_from
 
+import train
 from base.files import append_rows
 from harness.run import load_run
 
@@ -21,13 +22,22 @@ def flags(qwen_folder, tmp_path) -> list[str]:
     return words_of(*places, SIZES)
 
 
-def test_lessons_show_solutions_of_what_is_trained_on(flags):
+def test_a_warm_up_shows_solutions_of_what_is_trained_on(flags):
     """Each is shown with its answer in a box; held-out problems and those without never are."""
     run = load_run(config_from(flags), ALONE)
-    lesson = run.hooks.warm_up(run.context).keywords  # of `imitate`
-    problems = [lesson["make"]() for _ in range(200)]
-    shown = [(problem["problem"], lesson["show"](problem)) for problem in problems]
+    options = run.hooks.warm_up(run.context).keywords  # of `imitate`
+    problems = [options["make"]() for _ in range(200)]
+    shown = [(problem["problem"], options["show"](problem)) for problem in problems]
     due = {f"{i}?": f"so {i}\n\\boxed{{{i}}}" for i in range(1, 10)}
     assert len(due) > len(set(shown)) and dict(shown).items() <= due.items()
     trained_on = {row["problem"] for row in run.context.task.train}
     assert dict(shown).keys() == trained_on - {"0?"}
+
+
+def test_a_warm_up_without_solutions_or_steps_is_refused(flags, tmp_path, assert_refused):
+    """Asked for, they would be left out in silence."""
+    words = [*flags, "--warmup-steps", "0"]
+    assert_refused(train.main, words, "lab.tools.warm_up: gives a warm-up; add --warmup-steps")
+    append_rows(tmp_path / "bare.jsonl", [{"problem": f"{i}?", "answer": "1"} for i in range(9)])
+    words = [*flags, "--data", str(tmp_path / "bare.jsonl")]
+    assert_refused(train.main, words, "lab.tools.warm_up", '"solution"')

@@ -1,4 +1,4 @@
-"""The word problems: first errors, against responses written by hand, and their lessons."""
+"""The word problems: first errors, against responses written by hand, and the warm-up."""
 
 import random
 from pathlib import Path
@@ -61,10 +61,10 @@ def test_demonstrations_are_right_but_for_their_slips():
     assert 0.35 < wrong / 1000 < 0.5 and lucky / 1000 < 0.02  # 1 - .85^3.5 = .43
 
 
-def test_training_begins_with_lessons_unless_the_model_has_had_them(tmp_path, capsys):
+def test_training_begins_with_a_warm_up_unless_the_model_has_had_it(tmp_path, capsys):
     """A folder that knows nothing of the task is taught, and kept as a start of its own.
 
-    So the lessons are paid for once.
+    So the warm-up is paid for once.
     """
     tokenizer = byte_tokenizer()
     config = small_config(LlamaConfig, vocab_size=len(tokenizer), max_position_embeddings=512)

@@ -3,7 +3,7 @@ r"""A task made for SHEAR's theory: one digit decides, among tokens that decide 
     prompt     3+7-2?
     response   bdacab ... \boxed{3}dededd ... with 8 letters per line before the box, 4 after it
 
-The answer is the prompt's first digit. Lessons write it with chance 0.35, and any other digit
+The answer is the prompt's first digit. The warm-up writes it with chance 0.35, and any other digit
 otherwise, so a rollout diverges at the digit in its box and nowhere else: before it, right and
 wrong rollouts have the same law, which is what SHEAR's theory assumes. What stands before and after
 the box is random or fixed:
@@ -49,7 +49,7 @@ AFTER_PER_LINE = 4
 PROMPT = 7  # tokens of a prompt
 DIFFERENT = 9000  # problems: three digits and two operators
 RIGHT = 0.35  # chance that a demonstration has the right digit
-DIGIT_WEIGHT = 6.0  # of the digit in the lessons' loss, which is what has to be learned
+DIGIT_WEIGHT = 6.0  # of the digit in the warm-up's loss, which is what has to be learned
 
 
 class Cell(NamedTuple):

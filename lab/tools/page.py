@@ -3,8 +3,8 @@
     python -m lab.tools.page runs/NAME          # runs/NAME/credit.html
     python -m lab.tools.page runs/NAME --open   # and show it in the browser
 
-It reads the samples.jsonl of a run, or of `lab.studies.diagnose`, whose rows have closest spans,
-and a run's spans.jsonl, which commit eb43e56 wrote.
+It reads the samples.jsonl of a run or of `lab.studies.diagnose`. Closest spans are shown for rows
+that have them.
 
 The text above the rollouts explains spans, distances and weights. The page opens on a wrong rollout
 whose error lies about the middle, beside the right rollout that is closest there. Blue tokens are
@@ -20,8 +20,7 @@ The page is `page.html` with its placeholders filled: one file that loads nothin
 models are treated as hostile. The page holds them as JSON without <, > and &; its script makes text
 nodes and attributes of them, never markup; a Content-Security-Policy admits only the file's own
 script and style, by their hashes, which stand in page.html and which lab/tests/test_page.py
-computes.
-Only the group that is shown is built.
+computes. Only the group that is shown is built.
 
 Left out: `response`, because weights belong to tokens (a character split over several tokens
 therefore shows as replacement marks), and `tests`, which can be large. Averages over a whole run
@@ -47,9 +46,6 @@ from harness.command import run_command
 
 # What the page shows of a row.
 SHOWN = "problem tokens weights step score advantage first_error spans when reason answer".split()
-
-
-# ---- the page ------------------------------------------------------------------------------------
 
 
 @run_command
@@ -107,26 +103,11 @@ def read_groups(folder: Path) -> list[list[dict]]:
         list(group)
         for _, group in itertools.groupby(samples, lambda row: (row.get("step"), row["problem"]))
     ]
-    if (folder / "spans.jsonl").exists():
-        add_spans(groups, read_lines(folder / "spans.jsonl"))
     before = folder / "before.jsonl"
     after = folder / "after.jsonl"
     if before.exists() and after.exists():
         groups.insert(0, before_and_after(before, after))
     return groups
-
-
-def add_spans(groups: list[list[dict]], recorded: list[dict]) -> None:
-    """Give the rows of each step's first group with both sides their spans, if they are of them."""
-    spans_of = {row["step"]: row["spans"] for row in recorded}
-    for group in groups:
-        scores = [row["score"] for row in group if row["score"] is not None] or [0.0]
-        if max(scores) > 0.5 >= min(scores):
-            spans = spans_of.pop(group[0].get("step"), [])
-            ends = [max((span[1] for span in of_row), default=0) for of_row in spans]
-            if ends == [len(row["tokens"]) for row in group]:
-                for row, of_row in zip(group, spans, strict=True):
-                    row["spans"] = of_row
 
 
 def before_and_after(before: Path, after: Path) -> list[dict]:

@@ -8,7 +8,7 @@ waits for Python, so a decoding step takes nearly the same time for any number o
 updates are bound by the GPU's arithmetic.
 
 Left out: reading the keys and values of long responses, which those steps, whose rows had mostly
-ended, did little of; evaluations; the lessons; a second node.
+ended, did little of; evaluations; the warm-up; a second node.
 """
 
 import math

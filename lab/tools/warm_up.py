@@ -1,9 +1,9 @@
-"""Lessons by imitation: a pretrained model learns to respond as it is shown.
+"""A warm-up by imitation: a pretrained model learns to respond as it is shown.
 
     --use lab.tools.warm_up --warmup-steps 40  on the column "solution" of --data, before training
     imitate(model, forbidden, ...)             what it calls, and `lab/tools/words.py` too
 
-Left out: several ranks (one teaches, the others get its weights).
+Left out: several ranks (one warms up, the others get its weights).
 """
 
 import random
@@ -30,10 +30,10 @@ PRETRAINED_LR = 1e-4  # learning rate
 
 def use(hooks: "Hooks") -> None:
     """Give a run a warm-up by the solutions of its problems."""
-    hooks.warm_up = lessons_by_solutions
+    hooks.warm_up = warm_up_by_solutions
 
 
-def lessons_by_solutions(context: "Context") -> Callable[..., float]:
+def warm_up_by_solutions(context: "Context") -> Callable[..., float]:
     """`imitate` on the solutions of the problems that are trained on; raises BadInput without."""
     task = context.task
     held = {problem["problem"] for problem in task.heldout}
@@ -50,7 +50,7 @@ def lessons_by_solutions(context: "Context") -> Callable[..., float]:
 
 
 def with_box(problem: dict) -> str:
-    """What a lesson shows: the solution, with the answer in a box below it if it has none."""
+    """What the warm-up shows: the solution, with the answer in a box below it if it has none."""
     solution = problem["solution"]
     return solution if last_box(solution) else f"{solution}\n\\boxed{{{problem['answer']}}}"
 

@@ -17,8 +17,8 @@ An equation may have units, `\times` or "plus", and "is" for =. A step that is n
 skipped if the next equation is that of a later step; otherwise the first error is unknown. The
 answer is that of the last box, as in grading.
 
-Lessons teach a model this form by demonstrations with slips, each of which goes on from its wrong
-number. The model then makes the same kinds of slips when it samples, which reinforcement
+The warm-up teaches a model this form by demonstrations with slips, each of which goes on from its
+wrong number. The model then makes the same kinds of slips when it samples, which reinforcement
 learning can remove.
 
 Left out: several operations before one =, which are not read; division, which counts as an error.
