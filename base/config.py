@@ -65,6 +65,8 @@ class Problems:
     # Supervised steps before training, on error-prone demonstrations (embedded), or those of
     # `--use lab.tools.warm_up`; 0: none.
     warmup_steps: int = 0
+    # Whether --warmup-steps was typed: then no file takes the place of the warm-up.
+    warmup_given: tyro.conf.Suppress[bool] = False
     # Time limit per response in seconds; default: 5 (math), 10 (code).
     grade_timeout: float | None = None
     sandbox: Sandbox = "auto"  # Of generated programs; auto: the strongest that works here.
@@ -104,7 +106,8 @@ class Machine:
     # Number format of the forward and backward pass; auto: bfloat16 on cuda.
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     ranks: int = 0  # Number of processes, unless torchrun starts them; 0: one per GPU.
-    threads: int = 0  # CPU threads per process; 0: torch's default.
+    # CPU threads per process; 0: torch's default, and on the embedded task at most 4.
+    threads: int = 0
     # Responses generated at a time; 0: what a GPU of this size holds, 512 on a CPU.
     generate_batch: int = 0
 
@@ -174,7 +177,6 @@ TASKS: dict[str, TaskSpec] = {
             steps=40,
             lr=1e-4,
             prompts_per_update=4,
-            threads=1,
             recompute=False,
         ),
         ignores="data template sandbox",
@@ -230,8 +232,9 @@ def parse_train(argv: Sequence[str] | None = None) -> Config:
     if config.prompts_per_update == default.prompts_per_update:  # not given: it may be smaller
         groups = min(config.prompts_per_update, config.prompts_per_step)
         config = replace(config, prompts_per_update=groups)
-    check(config, default, {word.partition("=")[0].replace("_", "-") for word in words})
-    return config
+    given = {word.partition("=")[0].replace("_", "-") for word in words}
+    check(config, default, given)
+    return replace(config, warmup_given=default.warmup_given or "--warmup-steps" in given)
 
 
 def rank_of_torchrun() -> int | None:

@@ -40,6 +40,7 @@ from tasks.reward import load_reward
 from tasks.task import Task, choose_template, digest_of, split
 
 EVALUATION = 2**31  # instead of a step, before and after training alike
+MOST_THREADS = 4  # of a rank on the embedded task, whose model is tiny
 
 
 def save_pretrained(
@@ -161,7 +162,11 @@ def resolve(config: Config) -> Config:
         load_reward(config.reward)  # what is wrong with it shows before a model is loaded
     if not config.max_tokens:  # a full response of the embedded task
         config = replace(config, max_tokens=toy.response_tokens(config.toy_lines))
-    return fsdp.on_machine(config, half=not TASKS[config.task].makes_model)
+    makes_model = TASKS[config.task].makes_model
+    config = fsdp.on_machine(config, half=not makes_model)
+    if makes_model and not config.threads:
+        config = replace(config, threads=min(MOST_THREADS, torch.get_num_threads()))
+    return config
 
 
 def load_run(config: Config, ranks: Ranks) -> Loaded:

@@ -8,9 +8,10 @@ r"""The embedded task: little programs mod 10 whose first wrong step is known ex
 
 A response has a line per definition: label = definition = the same with values = result. A line is
 12 tokens long, so spans of `--window 12` compare about a line of work. Each definition uses the one
-before, and every operation is invertible mod 10 (`*` only by 3, 7 or 9). So no step can absorb an
-earlier mistake, and a wrong answer always has a first wrong line, which `first_error` finds with
-its kind. No real data set offers this: credit can be scored against the truth.
+before, and every operation is invertible mod 10 (`*` only by 3, 7 or 9). So a single mistake
+always changes the answer, and a wrong answer always has a first wrong line, which `first_error`
+finds with its kind. No real data set offers this: credit can be scored against the truth. Two
+mistakes can cancel, so a right answer may hold wrong lines.
 
 The policy is a tiny Qwen2 model, made here and taught by `warm_up` on *careless* demonstrations:
 they do `*` as `+` more often than not (so greedy decoding is wrong too, and reinforcement learning
@@ -18,9 +19,15 @@ has something to fix) and slip elsewhere now and then, always going on consisten
 value. With more than eight lines each of these mistakes is rarer, as a response would otherwise
 never be right; greedy decoding can then do `*`.
 
-Left out: problems with several answers, right answers by a wrong way, self-correction.
+The default run's warm-up takes two minutes. The model after it ships with the project (START):
+
+    python -m tasks.toy    # makes it again, after a change of the model or of its warm-up
+
+Left out: problems with several answers, self-correction.
 """
 
+import hashlib
+import inspect
 import random
 import re
 import string
@@ -28,8 +35,11 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_model, save_model
 from torch.nn.utils.rnn import pad_sequence
 from tqdm import tqdm
 from transformers import (
@@ -41,7 +51,7 @@ from transformers import (
     Qwen2Tokenizer,
 )
 
-from base.config import Problems
+from base.config import Problems, defaults_of
 from base.errors import BadInput
 from grpo import HIDE_BAR
 from tasks.reward import load_reward
@@ -70,6 +80,7 @@ MISCONCEPTION = 0.55  # chance that a demonstration does * as +, with up to FEW 
 SLIP = 0.05  # chance of another mistake in any other line
 BATCH = 32  # demonstrations in a batch of supervised learning
 HINT_TOKENS = 4  # of a prompt that tells the answer
+START = Path(__file__).with_name("start.safetensors")  # the model after the default run's warm-up
 
 
 def task(
@@ -103,7 +114,9 @@ def task(
         itemgetter("problem"),
         grade,
         first_error=first_error,
-        warm_up=partial(warm_up, lines=lines, seed=settings.seed),
+        warm_up=partial(
+            warm_up, lines=lines, seed=settings.seed, may_read=not settings.warmup_given
+        ),
     ), []
 
 
@@ -300,38 +313,57 @@ def make_model(lines: int, seed: int, width: int = 128) -> Qwen2ForCausalLM:
 
 
 def warm_up(
-    model: PreTrainedModel, lines: int, forbidden: set[str], *, steps: int, seed: int
+    model: PreTrainedModel,
+    lines: int,
+    forbidden: set[str],
+    *,
+    steps: int,
+    seed: int,
+    may_read: bool = False,
 ) -> float:
     """Teach the model careless work by batches of fresh demonstrations; return the last loss.
 
-    `steps` is the number of batches. `forbidden` prompts (the held-out ones) are never shown.
-    Digits after `=` count three times in the loss: they are what has to be learned, the rest is
-    copying.
+    `steps` is the number of batches. `forbidden` prompts (the held-out ones) are never shown. With
+    `may_read`, START takes the place of this warm-up if it was made by the same one.
     """
-    rng = random.Random(f"demonstrations {seed}")
+    if may_read:
+        saved = start_metadata()
+        if saved.items() >= facts_of_warm_up(model, lines, forbidden, steps, seed).items():
+            load_model(model, START)
+            print(f"warm-up: read from {START.name}; --warmup-steps {steps} would do it here")
+            return float(saved["loss"])
+    rng = lesson_rng(seed)
+    return teach(model, lambda: batch_loss(model, lines, forbidden, rng), steps, "warm-up")
 
-    def batch_loss() -> torch.Tensor:
-        """The loss of the next token, over the responses of a batch of demonstrations."""
-        rows = []
-        weights_of_rows = []
-        for problem, response in demonstrations(lines, forbidden, rng):
-            symbols = SYMBOL.findall(problem["problem"])
-            weight = [0.0] * len(symbols)
-            for symbol in SYMBOL.findall(response + "<eos>"):
-                weight.append(3.0 if symbol.isdigit() and symbols[-1] == "=" else 1.0)
-                symbols.append(symbol)
-            rows.append([IDS[symbol] for symbol in symbols])
-            weights_of_rows.append(weight)
-        ids = pad_right(rows, IDS["<pad>"], model.device)  # (32, L) int64
-        weights = pad_right(weights_of_rows, 0.0, model.device)  # (32, L)
-        # (32, L - 1, V); padding is on the right, so no mask
-        logits = model(input_ids=ids[:, :-1]).logits
-        losses = torch.nn.functional.cross_entropy(
-            logits.transpose(1, 2), ids[:, 1:], reduction="none"
-        )
-        return (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
 
-    return teach(model, batch_loss, steps, "warm-up")
+def lesson_rng(seed: int) -> random.Random:
+    """The random numbers of a warm-up's demonstrations."""
+    return random.Random(f"demonstrations {seed}")
+
+
+def batch_loss(
+    model: PreTrainedModel, lines: int, forbidden: set[str], rng: random.Random
+) -> torch.Tensor:
+    """The loss of the next token, over the responses of a batch of demonstrations.
+
+    Digits after `=` count three times: they are what has to be learned, the rest is copying.
+    """
+    rows = []
+    weights_of_rows = []
+    for problem, response in demonstrations(lines, forbidden, rng):
+        symbols = SYMBOL.findall(problem["problem"])
+        weight = [0.0] * len(symbols)
+        for symbol in SYMBOL.findall(response + "<eos>"):
+            weight.append(3.0 if symbol.isdigit() and symbols[-1] == "=" else 1.0)
+            symbols.append(symbol)
+        rows.append([IDS[symbol] for symbol in symbols])
+        weights_of_rows.append(weight)
+    ids = pad_right(rows, IDS["<pad>"], model.device)  # (32, L) int64
+    weights = pad_right(weights_of_rows, 0.0, model.device)  # (32, L)
+    # (32, L - 1, V); padding is on the right, so no mask
+    logits = model(input_ids=ids[:, :-1]).logits
+    losses = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+    return (losses * weights[:, 1:]).sum() / weights[:, 1:].sum()
 
 
 def demonstrations(lines: int, forbidden: set[str], rng: random.Random) -> list[tuple[dict, str]]:
@@ -380,3 +412,46 @@ def teach(
         optimizer.step()
     optimizer.zero_grad()
     return loss.item()
+
+
+# ---- the start that ships with the project -------------------------------------------------------
+
+
+def make_start() -> None:
+    """Teach the model of the default run, and write START."""
+    config = defaults_of("embedded")
+    lines, seed, steps = config.toy_lines, config.seed, config.warmup_steps
+    _, heldout = make_problems(MADE_PROBLEMS, config.heldout, lines, seed)
+    forbidden = set(map(itemgetter("problem"), heldout))
+    model = make_model(lines, seed, config.toy_width)
+    loss = warm_up(model, lines, forbidden, steps=steps, seed=seed)
+    facts = facts_of_warm_up(model, lines, forbidden, steps, seed)
+    save_model(model, str(START), facts | {"loss": str(loss)})
+
+
+def start_metadata() -> dict[str, str]:
+    """The metadata of START; empty without the file."""
+    if not START.exists():
+        return {}
+    with safe_open(START, "pt") as file:
+        return file.metadata()
+
+
+def facts_of_warm_up(
+    model: PreTrainedModel, lines: int, forbidden: set[str], steps: int, seed: int
+) -> dict[str, str]:
+    """What decides a warm-up's result, as metadata of a file.
+
+    The digest is of the functions that make and teach the model, of the held-out problems and of
+    the first demonstrations. Unlike weights it does not depend on the processor.
+    """
+    functions = [inspect.getsource(function) for function in (make_model, batch_loss, teach)]
+    rng = lesson_rng(seed)
+    first = [demonstrations(lines, forbidden, rng) for _ in range(3)]
+    digest = hashlib.sha256(repr([functions, sorted(forbidden), first]).encode()).hexdigest()
+    sizes = dict(seed=seed, toy_lines=lines, toy_width=model.config.hidden_size, warmup_steps=steps)
+    return {name: str(size) for name, size in sizes.items()} | {"digest": digest}
+
+
+if __name__ == "__main__":
+    make_start()

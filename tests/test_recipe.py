@@ -22,7 +22,7 @@ from tasks import benchmarks
 # What changes no number of a run on one machine, or has no value before a user gives one.
 PLAIN = (
     "task model data out name use micro_tokens resume ranks recompute threads reward "
-    "generate_batch toy_lines warmup_steps method_option toy_width keep_samples keep_models"
+    "generate_batch toy_lines warmup_steps warmup_given method_option toy_width keep_samples keep_models"
 )
 
 
@@ -132,7 +132,7 @@ def test_help_shows_all_flags_with_their_defaults(command, said):
     text = said(command, "--help", 0)
     assert max(len(line) for line in text.splitlines()) <= 80
     default = config.Config() if command == "train.py" else evaluation.EvalConfig()
-    for name in set(dataclasses.asdict(default)) - {"digest", "saved"}:
+    for name in set(dataclasses.asdict(default)) - {"digest", "saved", "warmup_given"}:
         assert f"--{name.replace('_', '-')}" in text
     words = text.replace("│", "").split()
     assert f", {AT_ONCE} on a CPU." in " ".join(words)

@@ -81,7 +81,7 @@ def test_what_a_run_starts_from_depends_on_its_seed(starts):
     facts = []
     for run, lessons in starts:
         weights = dict(run.trained.model.named_parameters())["model.embed_tokens.weight"]
-        ((forbidden, shown),) = lessons
+        *_, (forbidden, shown) = lessons
         task = run.context.task
         facts.append([texts(task.train), texts(task.heldout), shown, weights.tolist()])
         assert forbidden == set(texts(task.heldout))

@@ -3,13 +3,23 @@
 import math
 import random
 import statistics
+from collections.abc import Callable
+from functools import partial
 from itertools import product
+from operator import itemgetter
+from typing import NamedTuple
+from unittest.mock import Mock
 
 import pytest
+import torch
+from builders.runs import config_from
 from builders.small_models import save_model
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedModel
 
+from grpo import rollout
+from rewards import rewards_of
 from tasks import toy
+from tasks.task import Task
 
 PROBLEM = {"problem": "a=3-6;b=3+a;c=b*7;c?\n", "answer": "0"}
 RIGHT = "a=3-6=3-6=7\nb=3+a=3+7=0\nc=b*7=0*7=0\n\\boxed{0}"
@@ -183,3 +193,78 @@ def test_warm_up_teaches_the_format_and_leaves_no_gradient():
     assert all(parameter.grad is None for parameter in model.parameters())
     with pytest.raises(RuntimeError, match="non-finite"):
         toy.teach(model, lambda: model.lm_head.weight.sum() * math.nan, 1, "warm-up")
+
+
+# ---- the start that ships with the project -------------------------------------------------------
+
+
+class WarmUp(NamedTuple):
+    """The warm-up of a run, its model before it, and its task."""
+
+    do: Callable[[], float]
+    model: PreTrainedModel
+    task: Task
+
+
+def warm_up_of(*flags: str) -> WarmUp:
+    """The warm-up of a run with these flags."""
+    config = config_from(list(flags))
+    task, _ = toy.task(config, toy.make_tokenizer(config.toy_lines), "made here")
+    model = toy.make_model(config.toy_lines, config.seed, config.toy_width)
+    forbidden = set(map(itemgetter("problem"), task.heldout))
+    do = partial(task.warm_up, model, forbidden=forbidden, steps=config.warmup_steps)
+    return WarmUp(do, model, task)
+
+
+def test_the_default_run_reads_its_warm_up(monkeypatch):
+    """Another seed or size is taught, an edited warm-up, and one that is asked for."""
+    monkeypatch.setattr(torch.optim, "Adam", Mock(side_effect=InterruptedError))
+
+    def is_taught(*flags: str) -> bool:
+        try:
+            warm_up_of(*flags).do()
+        except InterruptedError:
+            return True
+        return False
+
+    assert not is_taught() and not is_taught("--steps", "3", "--method", "grpo")
+    for flags in "--seed 1", "--toy-width 64", "--heldout 500", "--warmup-steps 600":
+        assert is_taught(*flags.split())
+    for name, edited in ("MISCONCEPTION", 0.5), ("BATCH", 16), ("START", toy.START / "none"):
+        with monkeypatch.context() as patch:
+            patch.setattr(toy, name, edited)
+            assert is_taught()
+
+
+def test_an_edit_of_the_code_is_another_warm_up(monkeypatch):
+    """The digest has the source of the functions that make and teach the model."""
+    model = toy.make_model(1, seed=0, width=16)
+    facts = toy.facts_of_warm_up(model, 1, set(), 1, 0)
+    for name in "make_model", "batch_loss", "teach":
+        with monkeypatch.context() as patch:
+            patch.setattr(toy, name, warm_up_of)
+            assert toy.facts_of_warm_up(model, 1, set(), 1, 0)["digest"] != facts["digest"]
+
+
+def test_no_lesson_of_the_start_shows_a_held_out_problem():
+    """The start was taught the demonstrations of these random numbers."""
+    forbidden = set(map(itemgetter("problem"), warm_up_of().task.heldout))
+    rng = toy.lesson_rng(0)
+    for _ in range(config_from([]).warmup_steps):
+        shown = {problem["problem"] for problem, _ in toy.demonstrations(5, forbidden, rng)}
+        assert not shown & forbidden
+
+
+@pytest.mark.long
+def test_the_start_is_what_the_warm_up_makes():
+    """Taught anew, the model solves as many held-out problems, within three points."""
+    accuracies = []
+    for flags in "", "--warmup-steps 600":
+        warm_up = warm_up_of(*flags.split())
+        warm_up.do()
+        heldout = warm_up.task.heldout
+        prompts = [problem["problem"] for problem in heldout]
+        limits = dict(max_tokens=toy.response_tokens(5), temperature=0.0)
+        rollouts = rollout(warm_up.model, toy.make_tokenizer(), prompts, 1, **limits)
+        accuracies.append(rewards_of(warm_up.task.verdicts(heldout, rollouts)).mean())
+    assert accuracies[0] == pytest.approx(accuracies[1], abs=0.03) and accuracies[0] > 0.25
