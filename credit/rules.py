@@ -34,6 +34,7 @@ class Rule(NamedTuple):
     credit: Callable[..., Tensor]  # (batch, context, **options) -> token advantages (B, T)
     about: str
     needs_states: bool = False  # the last layer's hidden states are kept for it
+    weighs: bool = True  # it multiplies A by weights >= 0, so signs stay
     # (loaded, folder, **options): before the first step; it may load something, make it in the
     # run's folder, or raise BadInput
     prepare: Callable[..., None] | None = None

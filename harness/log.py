@@ -60,7 +60,8 @@ AUCS = {
     "auc": "tokens from the first error on outweigh earlier ones",
     "auc_position": "  how often position alone would do that",
 }
-RARE = "infra_errors", "skipped", "unconverged"  # shown where they are not 0
+RARE = "infra_errors", "skipped"  # shown where they are not 0
+UNCONVERGED = 0.01  # share of a step's pairs of spans that Sinkhorn may leave above its tolerance
 
 
 class Clock:
@@ -179,6 +180,8 @@ def print_plan(loaded: Loaded, folder: Path) -> None:
         f"rollouts of up to {config.max_tokens} tokens, {config.generate_batch} generated at a "
         f"time; {updates} update(s) per step"
     )
+    if task.name == "embedded":
+        say("the default sizes take two minutes on two CPU cores, with an evaluation at either end")
     if config.use:
         say(f"uses {', '.join(config.use)}")
     elif config.model and has_lab():
@@ -205,8 +208,31 @@ def log_step(run: Run, metrics: dict, samples: list[dict]) -> None:
         if metrics.get(name):
             say(f"{name} {metrics[name]:.4g}")
     if step == 1:
+        left = (run.config.steps - 1) * values["s_per_step"]
+        say(f"the other steps take about {duration(left)}")
         for note in notes_of(metrics, run.config, run.rule.needs_states):
             say(note)
+    if metrics.get("unconverged", 0) > UNCONVERGED:
+        say_once(
+            run,
+            f"WARNING: Sinkhorn left over {UNCONVERGED:.0%} of a step's pairs of spans above its "
+            "tolerance, so their distances are too small: raise --eps",
+        )
+
+
+def duration(seconds: float) -> str:
+    """Seconds, or minutes or hours where these are more than two."""
+    for size, unit in ((3600, "hours"), (60, "minutes")):
+        if seconds > 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
+def say_once(run: Run, note: str) -> None:
+    """Print a note that the run has not printed before."""
+    if note not in run.notes:
+        run.notes.append(note)
+        say(note)
 
 
 def print_header() -> None:

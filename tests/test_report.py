@@ -132,7 +132,7 @@ def test_a_step_is_a_row_of_the_table_and_of_the_files(logged, capsys):
     """
     log.log_step(logged, METRICS, [{"step": 1}])
     log.log_step(logged, METRICS | dict(infra_errors=1234, skipped=1, step=2), [])
-    titles, first, second, *rare = capsys.readouterr().out.split("\n")[1:-1]
+    titles, first, left, second, *rare = capsys.readouterr().out.split("\n")[1:-1]
     shown = dict(zip(titles.split(), first.split(), strict=True))
     assert shown == {
         "step": "1/40",
@@ -149,12 +149,21 @@ def test_a_step_is_a_row_of_the_table_and_of_the_files(logged, capsys):
         "s/step": "2.1",
     }
     assert len(titles) == len(first) == len(second) <= 88
+    assert left == "  the other steps take about 82 seconds"
     assert rare == ["  infra_errors 1234", "  skipped 1"]
     assert [row["step"] for row in files.read_lines(logged.folder / "metrics.jsonl")] == [1, 2]
     assert files.read_lines(logged.folder / "samples.jsonl") == [{"step": 1}]
     logged.ranks = Ranks(1, 2, logged.ranks.device)
     log.log_step(logged, METRICS, [])
     assert not capsys.readouterr().out
+
+
+def test_pairs_that_do_not_converge_are_warned_of_once(logged, capsys):
+    """A share of up to 1% is no warning."""
+    for step, share in ((2, 0.01), (3, 0.011), (4, 0.5)):
+        log.log_step(logged, METRICS | dict(unconverged=share, step=step), [])
+        warned = "raise --eps" in capsys.readouterr().out
+        assert warned == (step == 3)
 
 
 @pytest.mark.parametrize("shown, repeats", [(1, True), (2, False), (20, False), (21, True)])
