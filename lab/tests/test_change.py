@@ -21,7 +21,6 @@ from credit.rules import RULES
 from harness.command import check_inputs
 from lab.studies import compare, gradients
 from shear import shear_weights, spans_of, token_distances, token_weights
-from tasks import toy
 
 LEARN = ROOT / "lab" / "learn"
 # Each file's flags: as the file of an empty folder, and as a module of the lab.
@@ -88,27 +87,6 @@ def test_the_pooling_is_the_smallest_distance():
     distances = torch.tensor([3.0, 1.0])
     assert own("my_pooling").smallest(distances, spans).tolist() == [3, 3, 1, 1, 1, 1]
     assert token_weights(distances, spans).tolist() == [3, 3, 3, 3, 1, 1]
-
-
-def test_the_reward_has_a_part_for_a_near_miss():
-    """The answer is 7; a response without a box is wrong."""
-    grade = own("my_reward").grade
-    boxes = [rf"a=3+4=7\boxed{{{number}}}" for number in (7, 6, 8, 5)]
-    assert [grade(response, "7") for response in boxes] == [1, 0.3, 0.3, 0]
-    assert grade("7", "7") == 0
-
-
-def test_the_task_has_the_hard_problems_alone():
-    """All of them, and both kinds exist in the embedded task."""
-    module = own("my_task")
-    settings = gradients.settings_of_run(["--task", "my_task", "--use", "lab.learn.my_task"])
-    whole, _ = toy.task(settings, toy.make_tokenizer(), "M")
-    ours, _ = module.task(settings, toy.make_tokenizer(), "M")
-    for all_of_them, hard in ((whole.train, ours.train), (whole.heldout, ours.heldout)):
-        easy = [problem for problem in all_of_them if problem not in hard]
-        assert all(problem["problem"].count("*") < 2 for problem in easy)
-        assert len(easy) > 9 and len(hard) > 9
-        assert all(problem["problem"].count("*") >= 2 for problem in hard)
 
 
 def test_a_rule_of_one_s_own_is_an_arm_of_the_studies(tmp_path):

@@ -15,7 +15,7 @@ from builders.rollouts import gradients, unlike_rollouts
 from builders.small_models import family_model
 from torch import Tensor
 from torch.testing import assert_close
-from weighing import FAST, RACES, race_problem, weigh
+from weighing import FAST, weigh
 
 import lab.rules  # noqa: F401 - enters the rules
 import train
@@ -24,10 +24,8 @@ from credit.rules import RULES
 from grpo import PADDED, Layout, Policy, Rollouts
 from harness.fsdp import recompute_layers
 from lab.fast.packing import packing_of
-from lab.fast.race import race
 from lab.rules import ablations
 from lab.rules.adapter import needs_adapter
-from shear import Spans
 
 DEVICE = torch.device("cuda")
 pytestmark = [
@@ -36,7 +34,7 @@ pytestmark = [
 ]
 SIZES = f"--task embedded --device {DEVICE.type} --prompts-per-step 2 --prompts-per-update 2 "
 SIZES += "--rollouts-per-prompt 4 --heldout 4 --eval-groups 2 --warmup-steps 1 --use lab.fast "
-SIZES += "builders.alternating "
+SIZES += "--use builders.alternating "
 
 
 def recomputing(model: torch.nn.Module, layout: Layout = PADDED) -> Policy:
@@ -58,18 +56,6 @@ def to_device(*tensors: Tensor) -> list[Tensor]:
 def relative(ours: Tensor, expected: Tensor) -> float:
     """Relative L2 error."""
     return ((ours.double() - expected.double()).norm() / expected.double().norm()).item()
-
-
-@pytest.mark.parametrize("name", RACES)
-def test_minima_of_the_race_are_those_of_a_cpu(name):
-    """A GPU finds the CPU's minima of the same group."""
-    (costs, *sides, eps), *_ = race_problem(name)
-    there = [side._replace(spans=Spans(*to_device(*side.spans))) for side in sides]
-    found = race(costs.to(DEVICE), *there, eps)
-    expected = race(costs, *sides, eps)
-    for name in ("of_right", "of_wrong"):
-        ours = getattr(found, name).cpu()
-        assert_close(ours, getattr(expected, name), rtol=1e-4, atol=1e-5 * eps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -108,7 +94,7 @@ def test_packed_rollouts_are_padded_ones():
 @pytest.mark.parametrize("rule", RULES)
 def test_every_rule_takes_a_step(rule, tmp_path):
     """Every rule samples, grades, gives credit and trains."""
-    adapter = "lab.tools.lora:rank=2" if RULES[rule].prepare is needs_adapter else ""
+    adapter = "--use lab.tools.lora:rank=2" if RULES[rule].prepare is needs_adapter else ""
     flags = f"{SIZES} {adapter} --steps 1 --method {rule} --name run --out {tmp_path}"
     run_well(train, flags)
     step = files.read_lines(Path(tmp_path) / "run" / "metrics.jsonl")[1]

@@ -1,11 +1,6 @@
-"""The whole house: what the lab imports, links of the docs, and names that they say in backticks.
+"""The links of the docs, and the names that they say in backticks; tests/test_house.py reads the core."""
 
-All of it is read from the files' own text. tests/test_house.py reads the core.
-"""
-
-import ast
 import re
-from graphlib import TopologicalSorter
 from pathlib import Path
 
 from builders.case_files import ROOT
@@ -24,29 +19,6 @@ OURS = re.compile(rf"`(?:--(?:no-)?|(?:{ROOMS})[./])([\w./-]+)")
 # Flags of other programs, and the ending of `train.py`.
 OTHERS = {"py", "num_processes", "index_url", "custom_advantage_function_path", "bf16"}
 OTHERS.add("custom_megatron_before_log_prob_hook_path")
-
-
-def imported(path: Path, top: bool = False) -> set[str]:
-    """The dotted names of all imports of a file, anywhere in it or at its top alone."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    names = set()
-    for node in tree.body if top else ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level:
-            names |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
-
-
-def dotted(path: Path) -> str:
-    """A module's name."""
-    return path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
-
-
-def test_no_file_imports_itself_in_a_circle():
-    """Each file can be read after what it imports."""
-    files = [path for path in SOURCES + LAB if "tests" not in path.parts]
-    TopologicalSorter({dotted(path): imported(path) for path in files}).prepare()  # raises
 
 
 def anchors_of(page: Path) -> set[str]:

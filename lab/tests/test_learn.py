@@ -4,9 +4,6 @@
 """
 
 import filecmp
-import os
-import subprocess
-import sys
 
 import pytest
 from builders.case_files import ROOT
@@ -45,17 +42,6 @@ def test_a_learner_writes_in_a_copy_that_git_ignores(tmp_path, monkeypatch, caps
     )
     assert check.main(["span_bounds"]) == 0
     assert "wrote" not in capsys.readouterr().out and check.EXERCISES.read_text() == before
-
-
-def test_the_checker_starts_without_torch(tmp_path):
-    """It takes a moment until a function is written."""
-    program = (
-        "import sys; from lab.learn import check; check.main([]); print('torch' in sys.modules)"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", program]
-    printed = subprocess.check_output(command, cwd=tmp_path, env=environment, text=True)
-    assert printed.endswith("0 of 5 right\nFalse\n")
 
 
 @pytest.mark.parametrize(

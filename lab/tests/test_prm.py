@@ -158,17 +158,3 @@ def test_a_resumed_run_is_not_taught_another_reward_model(tmp_path):
     run = run_of(recipe_with(task="embedded", resume="a run"), task, torch.nn.Identity(), None)
     with pytest.raises(BadInput, match="prm"):
         load_for(run, tmp_path, "")
-
-
-def test_what_exceeds_the_context_takes_the_last_score(pair):
-    """Beyond 400 tokens a step that is cut, and all behind it, take the last score.
-
-    If there is none, they take one half.
-    """
-    steps = ["One.", "Two.", "3" * 400, "Four.", "Five."]
-    texts = ["\n\n".join(steps), "\n\n".join(steps[2:])]
-    (good, step), (unread, _) = scored(pair, texts, ["?", "?"])
-    expected = by_hand(pair, "?", steps[:2])
-    assert_close(good, expected[[0, 1, 1, 1, 1]])
-    assert unread.tolist() == [0.5] * 3
-    assert step[-1] == 4

@@ -1,7 +1,6 @@
 """Credit rules: what holds for every one of them, how they are listed, started and refused."""
 
 import math
-import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -127,15 +126,6 @@ def test_a_rule_can_be_scaled(rule, told):
     torch.manual_seed(5)
     ours = assign("scaled", told, f"of={rule}", "negative=.25")
     assert_close(ours, torch.where(told.correct[:, None], plain, 0.25 * plain))
-
-
-def test_the_list_of_rules_has_their_options_and_a_sentence_each(capsys):
-    """`python -m lab.rules` prints them."""
-    runpy.run_module("lab.rules.__main__", run_name="__main__")
-    printed = capsys.readouterr().out
-    for name, rule in RULES.items():
-        assert f"{name}: {rule.about}\n" in printed and 0 < len(rule.about) < 90
-    assert "    probe: Literal['kl', 'logp'] = 'kl'" in printed
 
 
 # ---- before the first step -----------------------------------------------------------------------
