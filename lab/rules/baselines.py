@@ -23,7 +23,6 @@ from torch import Tensor
 from base.errors import BadInput
 from credit.batch import Batch, Context, effective_weights
 from credit.rules import find, rule
-from lab.rules.controls import WITHOUT_WEIGHTS
 from lab.tools.salience import logit_gradients
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 def prepare_inner(run: "Loaded", folder: Path, *, of: str = "shear", **options: object) -> None:
     """Prepare the rule whose weights are used; raises BadInput for one without weights."""
     inner = find(of)
-    if of in WITHOUT_WEIGHTS:
+    if not inner.weighs:
         raise BadInput(f"--method own-baseline: {of} has no weights; choose another rule")
     if inner.prepare:
         inner.prepare(run, folder)
@@ -43,6 +42,7 @@ def prepare_inner(run: "Loaded", folder: Path, *, of: str = "shear", **options: 
     "own-baseline",
     "another rule's weights, with the baseline that gives them the least noise",
     needs_states=True,
+    weighs=False,
     prepare=prepare_inner,
 )
 def own_baseline(

@@ -18,9 +18,6 @@ from shear import mean_norm
 if TYPE_CHECKING:
     from harness.run import Loaded
 
-# Rules that do not multiply A by weights: the signs of their advantages may differ from A's.
-WITHOUT_WEIGHTS = {"own-baseline", "scaled", "pure"}
-
 
 def needs_first_errors(run: "Loaded", folder: Path, **options: object) -> None:
     """Raise BadInput if the run's task does not know first errors."""
@@ -108,10 +105,10 @@ def prepare_scaled(
 ) -> None:
     """Prepare the other rule with its default options; raises BadInput where it cannot be scaled.
 
-    With `mean1` it must have weights; and the loss must be a mean over all tokens.
+    With `mean1` it must have weights.
     """
     inner = find(of)
-    if mean1 and of in WITHOUT_WEIGHTS:
+    if mean1 and not inner.weighs:
         raise BadInput(f"--method scaled: {of} has no weights; choose another rule")
     if inner.prepare:
         inner.prepare(run, folder)
@@ -122,6 +119,7 @@ def prepare_scaled(
     "scaled",
     "control: another rule, scaled (negative, mean1)",
     needs_states=True,
+    weighs=False,
     prepare=prepare_scaled,
 )
 def scaled(

@@ -56,7 +56,7 @@ def prm(batch: Batch, context: Context, *, model: str = "") -> Tensor:
     return batch.A * omega
 
 
-@rule("pure", "a soft minimum of the steps' scores", prepare=load)
+@rule("pure", "a soft minimum of the steps' scores", weighs=False, prepare=load)
 def pure(
     batch: Batch,
     context: Context,

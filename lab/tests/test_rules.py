@@ -21,7 +21,6 @@ from credit.rules import RULES
 from grpo import to_padded
 from harness.run import load_run, prepare_rule
 from lab.rules import adapter, prm
-from lab.rules.controls import WITHOUT_WEIGHTS
 from lab.tools import teacher
 from tasks.task import Task
 
@@ -66,7 +65,7 @@ def test_every_rule_gives_finite_token_advantages_that_padding_and_order_leave_a
     assert ours[~told.mask].abs().max() == 0
     assert (ours[4:].abs().max() == 0) == (rule != "pure")
     # if it weighs, tokens of right rollouts are never punished, of wrong ones never rewarded
-    assert (ours * told.A >= 0).all() or rule in WITHOUT_WEIGHTS
+    assert (ours * told.A >= 0).all() or not RULES[rule].weighs
     if not RULES[rule].needs_states:
         torch.manual_seed(5)
         assert torch.equal(assign(rule, replace(told, hidden=None)), ours)
