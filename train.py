@@ -212,7 +212,8 @@ def samples_of(run: Run, batch: Batch, step: int) -> list[dict]:
     weights = {run.config.method: batch.weights}  # (B, T)
     rows = []
     for group in groups:
-        rows += sample_rows(step, run.context.tokenizer, run.context.task, batch, weights, group)
+        for row in sample_rows(run.context, batch, weights, group):
+            rows.append({"step": step + 1} | row)
     return rows
 
 
@@ -324,7 +325,7 @@ def evaluate(run: Run) -> dict:
         batch.advantages = group_advantages(batch.rewards, batch.group_size)
         batch = score_and_credit(run, batch, log.Clock(ranks.device))
         batch = gather_batch(batch, chosen, ranks)
-        credit_report = credit_vs_first_error(run.context.tokenizer, task, batch, config.method)
+        credit_report = credit_vs_first_error(run.context, batch, config.method)
     greedy = fsdp.gather_items(greedy, ranks)
     verdicts = fsdp.gather_items(verdicts, ranks)
     length = statistics.median(fsdp.gather_items(rollouts.mask.sum(1).tolist(), ranks))

@@ -25,6 +25,7 @@ from transformers import PreTrainedTokenizerBase
 from base.config import Shear
 from grpo import Policy, Rollouts, Scores, cat_padded, decode, score
 from rewards import Verdict, rewards_of
+from shear import Weighed
 from tasks.task import FirstError, Task
 
 BLOCK_TOKENS = 2**15  # response tokens per block: 235 MB of states, if each is 3,584 bfloat16s
@@ -91,6 +92,8 @@ class Batch:
     entropies: Tensor = NOT_SCORED  # (B, T) float32, nats
     hidden: Tensor | None = None  # (N, d), a block's N response tokens end to end; None: not kept
     token_advantages: Tensor = NOT_SCORED  # (B, T) float32
+    # what a rule that compares spans found in each group, without omega
+    weighed: list[Weighed] = field(default_factory=list)
     # The logged metrics by name: [sum of the values, number of values].
     stats: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -125,6 +128,7 @@ class Batch:
             token_advantages=cat_padded([batch.token_advantages for batch in batches]),
         )
         for batch in batches:
+            whole.weighed += batch.weighed
             for name, sums in batch.stats.items():
                 whole.add(name, sums)
         return whole

@@ -1,22 +1,27 @@
 """What a step and an evaluation report of their rollouts and of credit, for any method.
 
     step_metrics           a step's rewards, lengths and credit, as metrics.jsonl has them
-    sample_rows            a group's responses, tokens and weights, as samples.jsonl has them
+    sample_rows            a group's responses, tokens, weights and closest spans, as samples.jsonl
+                           has them
+    closest_by_rollout     the spans of a group's rollouts, each with the closest opposing one
     credit_vs_first_error  what an evaluation reports of credit, where a task knows first errors
 
 These numbers describe credit, and do not say which is better: uniform credit (GRPO) has an
 effective share of 1 and an AUC of one half.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from base.config import Shear
 from base.errors import printable
-from credit.batch import Batch, tokens_of
+from credit.batch import Batch, Context, tokens_of
 from grpo import Rollouts
-from tasks.task import Task
+from shear import Weighed, span_bounds
 
 
 def step_metrics(batch: Batch) -> dict[str, float]:
@@ -64,58 +69,111 @@ def reason_shares(reasons: list[str]) -> dict[str, float]:
     return {name: reasons.count(name) / len(reasons) for name in ("truncated", "no_answer")}
 
 
-def sample_rows(
-    step: int,
-    tokenizer: PreTrainedTokenizerBase,
-    task: Task,
-    batch: Batch,
-    weights: dict[str, Tensor],
-    group: int,
-) -> list[dict]:
-    """The rows of one group for samples.jsonl, one per rollout; `step` counts from 0.
+# ---- rows of samples.jsonl -----------------------------------------------------------------------
 
-    `weights` has method -> weights (B, T); `group` is the group's number.
+
+def sample_rows(
+    context: Context, batch: Batch, weights: dict[str, Tensor], group: int
+) -> list[dict]:
+    """The rows of one group for samples.jsonl, one per rollout; `group` is the group's number.
+
+    `weights` has method -> weights (B, T). "spans" are there where the rule compared spans and the
+    group is mixed.
     """
     first = group * batch.group_size
+    of_group = slice(first, first + batch.group_size)
     problem = batch.problems[group]
     rows = []
-    for row in range(first, first + batch.group_size):
+    for row in range(of_group.start, of_group.stop):
         mask = batch.mask[row]  # (T,)
         sample = {
-            "step": step + 1,
             "problem": problem["problem"],
-            task.reference: problem[task.reference],
+            context.task.reference: problem[context.task.reference],
             "response": batch.rollouts.texts[row],
             "score": batch.rewards[row].item(),
             "reason": batch.reasons[row],
-            "first_error": batch.true_error(row, task, tokenizer),
+            "first_error": batch.true_error(row, context.task, context.tokenizer),
             "advantage": batch.advantages[row].item(),
-            "tokens": tokens_of(tokenizer, batch.rollouts, row),
+            "tokens": tokens_of(context.tokenizer, batch.rollouts, row),
             "weights": {},
         }
         for name, of_method in weights.items():
             of_row = of_method[row][mask].double()
             sample["weights"][name] = of_row.round(decimals=4).tolist()
         rows.append(sample)
+    # a rule may call SHEAR once for each group, or several times
+    if len(batch.weighed) == len(batch.problems) and batch.weighed[group].closest:
+        found = closest_by_rollout(
+            batch.weighed[group], batch.mask[of_group], batch.correct[of_group], context.shear
+        )
+        for sample, spans in zip(rows, found, strict=True):
+            sample["spans"] = [span._replace(distance=round(span.distance, 4)) for span in spans]
     return rows
+
+
+class ClosestSpan(NamedTuple):
+    """A span of a rollout, and the opposing span closest to it.
+
+    Starts and ends are tokens; an end is the token after the last.
+    """
+
+    start: int
+    end: int
+    distance: float  # in units of nbar, as in the weights
+    rollout: int  # of the group, the one that the opposing span belongs to
+    other_start: int
+    other_end: int
+
+
+def closest_by_rollout(
+    weighed: Weighed, mask: Tensor, correct: Tensor, settings: Shear
+) -> list[list[ClosestSpan]]:
+    """For each rollout of a group with both sides, its spans with the closest to each.
+
+    mask is (G, T), correct (G,).
+    """
+    closest = weighed.closest
+    assert closest  # of a group with both sides
+    found: list[list[ClosestSpan]] = [[] for _ in mask]
+    right, wrong = (spans_in(mask & side[:, None], settings) for side in (correct, ~correct))
+    for own, opposing, distances, indices in (
+        (right, wrong, closest.of_right, closest.right_to),
+        (wrong, right, closest.of_wrong, closest.wrong_to),
+    ):
+        for (row, start, end), distance, index in zip(
+            own, (distances / weighed.nbar).tolist(), indices.tolist(), strict=True
+        ):
+            found[row].append(ClosestSpan(start, end, distance, *opposing[index]))
+    return found
+
+
+def spans_in(mask: Tensor, settings: Shear) -> list[tuple[int, int, int]]:
+    """(row, start, end) of each span of `shear.spans_of`, in its order.
+
+    `start` is its first token, `end` the token after its last.
+    """
+    spans = []
+    for row, length in enumerate(mask.sum(1).tolist()):
+        for start, end in span_bounds(length, settings.window, settings.stride):
+            spans.append((row, start, end))
+    return spans
 
 
 # ---- against the true first error ---------------------------------------------------------------
 
 
-def credit_vs_first_error(
-    tokenizer: PreTrainedTokenizerBase, task: Task, batch: Batch, method: str
-) -> dict:
+def credit_vs_first_error(context: Context, batch: Batch, method: str) -> dict:
     """Compare the method's credit with the true first errors of wrong rollouts in mixed groups.
 
     Returns the numbers ("localisation"), lines to print ("example"), and for the page the rows of
     the first group ("samples"), whose problem is the same before and after training.
     """
-    first_error = batch.true_errors(task, tokenizer)[:, 0]  # (B,)
+    tokenizer = context.tokenizer
+    first_error = batch.true_errors(context.task, tokenizer)[:, 0]  # (B,)
     return {
         "localisation": first_error_auc(batch.weights, batch.mask, first_error),
         "example": worked_example(tokenizer, batch.rollouts, batch.weights, first_error),
-        "samples": sample_rows(-1, tokenizer, task, batch, {method: batch.weights}, group=0),
+        "samples": sample_rows(context, batch, {method: batch.weights}, group=0),
     }
 
 

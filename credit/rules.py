@@ -23,7 +23,7 @@ from torch import Tensor
 from base.config import Credit
 from base.errors import BadInput
 from base.options import look_up, options_of
-from credit.batch import Batch, Context
+from credit.batch import NOT_SCORED, Batch, Context
 from shear import Weighed, shear_advantages, shear_weights
 from sinkhorn import take_counts
 
@@ -97,6 +97,7 @@ def shear(batch: Batch, context: Context, **hooks: Callable) -> Tensor:
     for _, states, mask, correct in batch.groups():
         weighed = weigh(context, states, mask, correct, **hooks)  # Alg. 1 lines 1-16
         omega.append(weighed.omega)  # (G, T)
+        batch.weighed.append(weighed._replace(omega=NOT_SCORED))  # for samples.jsonl
         log_distances(batch, context, weighed, mask)
     return shear_advantages(batch.advantages, torch.cat(omega))  # Alg. 1 line 18, Step 4
 

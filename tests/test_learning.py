@@ -94,6 +94,9 @@ def test_a_run_leaves_what_it_promises(short):
         weights = row["weights"]["shear"]
         assert len(row["tokens"]) == len(weights)
         assert row["advantage"] != 0 and set(weights) != {1.0}
+        for token, weight in enumerate(weights):  # Alg. 1 line 14
+            covering = [span[2] for span in row["spans"] if span[0] <= token < span[1]]
+            assert weight == pytest.approx(max(covering), abs=1e-4)
     for name in ("model", "start"):
         model = AutoModelForCausalLM.from_pretrained(short / name)
         tokenizer = AutoTokenizer.from_pretrained(short / name)

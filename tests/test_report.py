@@ -13,6 +13,7 @@ from builders.rollouts import batch_of
 from builders.runs import config_from, run_of
 
 from base import files
+from base.config import Shear
 from credit.measures import credit_vs_first_error, sample_rows, step_metrics, worked_example
 from credit.rules import RULES, with_options
 from grpo import Rollouts, group_advantages
@@ -20,6 +21,7 @@ from harness import log
 from harness.fsdp import Ranks
 from harness.run import Run
 from rewards import Verdict, grade_math
+from shear import Closest, Weighed
 from tasks import toy
 from tasks.task import Task
 
@@ -83,17 +85,31 @@ def test_step_metrics_are_those_of_the_batch(step):
 def test_samples_are_of_the_first_mixed_group(step):
     """Rows have verdicts, the true first error and one weight per token."""
     tokenizer, task, batch, weights = step
-    right, wrong = sample_rows(6, tokenizer, task, batch, {"shear": weights}, batch.first_mixed)
+    context = Mock(tokenizer=tokenizer, task=task, shear=Shear(window=8, stride=8))
+    right, wrong = sample_rows(context, batch, {"shear": weights}, batch.first_mixed)
     expected = {"response": RIGHT, "reason": "correct", "first_error": None}
     assert expected.items() <= right.items()
-    expected = {"response": WRONG, "score": 0.0, "first_error": (0, "arith", 12), "step": 7}
+    expected = {"response": WRONG, "score": 0.0, "first_error": (0, "arith", 12)}
     expected |= {"weights": {"shear": pytest.approx([0.1] * 12 + [0.9] * 4)}}
     assert {name: wrong[name] for name in expected} == expected and wrong["advantage"] < 0
     assert "".join(wrong["tokens"]) == WRONG + "<eos>"
-    first = sample_rows(6, tokenizer, task, batch, {"shear": weights}, group=0)
+    assert "spans" not in right  # no rule has compared spans
+    first = sample_rows(context, batch, {"shear": weights}, group=0)
     assert [row["response"] for row in first] == [WRONG] * 2
-    of_one = credit_vs_first_error(tokenizer, task, batch, "shear")
-    assert of_one["samples"] == [row | {"step": 0} for row in first]
+    assert credit_vs_first_error(context, batch, "shear")["samples"] == first
+
+
+def test_samples_have_the_closest_span_of_each_span(step):
+    """Start, end, distance, then rollout, start and end of the closest one; of mixed groups."""
+    tokenizer, task, batch, weights = step
+    distances = torch.tensor([2.0, 4.0])  # of the two spans of a side
+    found = Closest(distances, torch.tensor([1, 0]), distances, torch.tensor([1, 1]))
+    batch.weighed = [Weighed(None, 2.0, None), Weighed(None, 2.0, found)]
+    context = Mock(tokenizer=tokenizer, task=task, shear=Shear(window=8, stride=8))
+    right, wrong = sample_rows(context, batch, {"shear": weights}, group=1)
+    assert right["spans"] == [(0, 8, 1.0, 1, 8, 16), (8, 16, 2.0, 1, 0, 8)]
+    assert wrong["spans"] == [(0, 8, 1.0, 0, 8, 16), (8, 16, 2.0, 0, 8, 16)]
+    assert "spans" not in sample_rows(context, batch, {"shear": weights}, group=0)[0]
 
 
 def test_example_marks_the_line_of_the_first_error(step):

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from credit.batch import Batch, Context
+from credit.measures import closest_by_rollout
 from credit.rules import rule, weigh
 from lab.rules.ablations import transport_cost
-from lab.tools.spans import closest_by_rollout
 
 
 @rule(

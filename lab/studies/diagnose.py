@@ -62,7 +62,13 @@ from tqdm import tqdm
 from base import files
 from base.errors import BadInput
 from credit.batch import Context, effective_weights
-from credit.measures import auc_matched, first_error_auc, positions, sample_rows
+from credit.measures import (
+    auc_matched,
+    closest_by_rollout,
+    first_error_auc,
+    positions,
+    sample_rows,
+)
 from credit.rules import assign_credit, with_options
 from grpo import cat_padded
 from harness import fsdp, log
@@ -80,7 +86,6 @@ from lab.studies.prefixes import (
     score_group,
     span_table,
 )
-from lab.tools.spans import closest_in
 
 # Flags of train.py that are useless here.
 REFUSED = "method name resume ranks"
@@ -173,11 +178,9 @@ def read_all(groups: list[Prefixes], context: Context, out: Path) -> tuple[list,
             weights[method] = effective_weights(credit, batch.advantages, batch.mask)
         first_error = batch.true_errors(context.task, context.tokenizer)[:, 0]  # (G,)
         batches.append((weights, batch.mask, first_error))
-        closest.append(closest_in(batch, context))
-        of_group = sample_rows(0, context.tokenizer, context.task, batch, weights, group=0)
-        for row, spans in zip(of_group, closest[-1], strict=True):
-            row["spans"] = [span._replace(distance=round(span.distance, 4)) for span in spans]
-        rows += of_group
+        (weighed,) = batch.weighed  # by the rule shear
+        closest.append(closest_by_rollout(weighed, batch.mask, batch.correct, context.shear))
+        rows += sample_rows(context, batch, weights, group=0)
     files.write_rows(out / "samples.jsonl", rows)
     truth = {method: truth_of(method, batches) for method in methods if context.task.first_error}
     return closest, truth

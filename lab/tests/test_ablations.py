@@ -13,9 +13,9 @@ from torch.testing import assert_close
 from weighing import FAST, weigh
 
 from base.config import Shear
+from credit.measures import closest_by_rollout
 from lab.rules import ablations
 from lab.rules.ablations import even_out
-from lab.tools.spans import closest_by_rollout
 from shear import shear_weights, span_bounds
 
 SPANS = dict(window=6, stride=3)

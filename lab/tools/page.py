@@ -130,7 +130,7 @@ def as_html(
 ) -> str:
     """The page as ASCII text; groups hold rows of `credit.measures.sample_rows`.
 
-    A row may have "spans", each a `lab.tools.spans.ClosestSpan`. Weights may be negative;
+    A row may have "spans", each a `credit.measures.ClosestSpan`. Weights may be negative;
     those that are None or not finite show as unknown. `task` is a sentence about the task, `floor`
     the weight of equal spans, if it is known.
     """
