@@ -1,12 +1,14 @@
 """Ablations of SHEAR (Sec. 5.4.1 of arXiv 2604.23318): other functions for its hooks.
 
-    transport_cost     hook `measure`: the reading "cost" of Eq. (10), <P, C>, `value_linear` in
-                       sinkhorn.py. It has no floor, so it vanishes on shared prefixes
-    chamfer_distance   the same hook: the symmetric Chamfer distance
-    closest_by_cosine  hook `closest`: by 1 - cos of the mean states
-    closest_by_mmd     by the MMD of a Gaussian kernel
-    mean_weights       hook `pool`: the mean over a token's spans instead of the largest
-    even_out           normalisation over each rollout instead of the group
+    transport_cost       hook `measure`: the reading "cost" of Eq. (10), <P, C>, `value_linear` in
+                         sinkhorn.py. It has no floor, so it vanishes on shared prefixes
+    chamfer_distance     the same hook: the symmetric Chamfer distance
+    closest_by_centroid  hook `closest`: by the distance of the mean states, the lower bound of W1
+                         in Prop. D.1 (a), which only sees that spans differ in the mean
+    closest_by_cosine    by 1 - cos of the mean states
+    closest_by_mmd       by the MMD of a Gaussian kernel
+    mean_weights         hook `pool`: the mean over a token's spans instead of the largest
+    even_out             normalisation over each rollout instead of the group
 
 The kernel's width is a median: the lower one of all distances between a token of a right and a
 token of a wrong rollout of the group.
@@ -56,16 +58,26 @@ def chamfer_distance(costs: Tensor, a: Tensor, b: Tensor, eps: float) -> Tensor:
     return ((to_y * x).sum(1) / x.sum(1) + (to_x * y).sum(1) / y.sum(1)) / 2
 
 
+def span_means(side: Side) -> Tensor:
+    """The mean state of each span of a side, (K, d) float32."""
+    states = side.states[side.spans.tokens].float()  # (K, n, d)
+    return torch.einsum("kn,knd->kd", side.spans.mass, states)
+
+
+def closest_by_centroid(
+    costs: Tensor, right: Side, wrong: Side, eps: float, measure: Measure = w_eps
+) -> Closest:
+    """||mean_P - mean_Q||, from the states of both sides."""
+    return closest_of(token_distances(span_means(right), span_means(wrong)))
+
+
 def closest_by_cosine(
     costs: Tensor, right: Side, wrong: Side, eps: float, measure: Measure = w_eps
 ) -> Closest:
     """1 - cos(mean_P, mean_Q), from the states of both sides."""
-    means = []
-    for side in (right, wrong):
-        states = side.states[side.spans.tokens].float()  # (K, n, d)
-        mean = torch.einsum("kn,knd->kd", side.spans.mass, states)  # (K, d)
-        means.append(torch.nn.functional.normalize(mean, dim=-1))
-    return closest_of((1 - means[0] @ means[1].T).clamp_min(0.0))
+    right_means = torch.nn.functional.normalize(span_means(right), dim=-1)  # (K+, d)
+    wrong_means = torch.nn.functional.normalize(span_means(wrong), dim=-1)  # (K-, d)
+    return closest_of((1 - right_means @ wrong_means.T).clamp_min(0.0))
 
 
 def closest_by_mmd(
@@ -124,6 +136,11 @@ rule("shear-cost", "shear, but of Eq. (10) only the transport cost", needs_state
 
 chamfer = shear_with(measure=chamfer_distance)
 rule("shear-chamfer", "shear, but by the Chamfer distance of two spans", needs_states=True)(chamfer)
+
+centroid = shear_with(closest=closest_by_centroid)
+rule("shear-centroid", "shear, but by the distance of two spans' mean states", needs_states=True)(
+    centroid
+)
 
 cosine = shear_with(closest=closest_by_cosine)
 rule("shear-cosine", "shear, but by 1 - cos of two spans' mean states", needs_states=True)(cosine)

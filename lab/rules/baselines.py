@@ -1,8 +1,9 @@
 """The baseline of least noise under another rule's weights, in place of the group's mean.
 
 Of all baselines b of a group, b = E[|g|^2 r] / E[|g|^2] gives the gradient g (r - b) the least mean
-square, where g is the gradient of log pi. No b changes the gradient's mean, so the variance is
-least, too. The norm of g is not known without a backward pass for each rollout; the sum over its
+square, where g is the gradient of log pi. A b without the rollout's own reward leaves the
+gradient's mean as it is, so its variance is least, too; here b contains that reward, except with
+`others`. The norm of g is not known without a backward pass for each rollout; the sum over its
 tokens of `salience.logit_gradients` stands for |g|^2. A rule with the token weights w has the
 gradient sum_t w_t g_t, for which w_t^2 |g_t|^2 counts. Weights that depend on the rollout give
 w_t g_t a mean, and b then changes the expected gradient as well.

@@ -24,6 +24,8 @@ SPANS = dict(window=6, stride=3)
 def slow_distance(name: str, x, y, eps: float, width: float) -> float:
     """Of the states of two spans."""
     apart = cdist(x, y)
+    if name == "centroid":
+        return np.linalg.norm(x.mean(0) - y.mean(0))
     if name == "cosine":
         return cosine(x.mean(0), y.mean(0))
     if name == "chamfer":
@@ -61,6 +63,7 @@ HOOKS = {
     "value": FAST,
     "cost": {"measure": ablations.transport_cost},
     "chamfer": {"measure": ablations.chamfer_distance},
+    "centroid": {"closest": ablations.closest_by_centroid},
     "cosine": {"closest": ablations.closest_by_cosine},
     "mmd": {"closest": ablations.closest_by_mmd},
     "mean": {"pool": ablations.mean_weights},

@@ -108,7 +108,7 @@ def test_a_rule_of_one_s_own_is_an_arm_of_the_studies(tmp_path):
 def test_the_page_shows_the_files():
     """A block has all of its file but the docstring and the imports above it."""
     page = (ROOT / "docs" / "change.md").read_text()
-    assert len(page.splitlines()) <= 100
+    assert len(page.splitlines()) <= 110
     shown = re.findall(
         r"\[(my_\w+)\.py\]\(\.\./lab/learn/\1\.py\).*?```python\n(.*?)```", page, re.S
     )

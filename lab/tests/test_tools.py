@@ -1,6 +1,7 @@
 """Commands of lab/tools that read a run's files, a model's shapes or other files."""
 
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -174,7 +175,8 @@ def test_runs_are_selected_by_saved_evaluations(tmp_path, monkeypatch, capsys, a
     files.write_rows(tmp_path / "evals" / "b" / "generations.jsonl", rows)
     run_well(tables, "evals/a evals/b")
     assert "were asked different --bench" in capsys.readouterr().out
-    assert_refused(tables.main, words_of("evals/a --pass-at 3"), "has 2 samples per problem")
+    shutil.copytree("evals/a", "evals/c")
+    assert_refused(tables.main, ["evals/a", "evals/c"], "amc23 is in several folders")
 
 
 def made(folder):
