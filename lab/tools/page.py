@@ -3,8 +3,8 @@
     python -m lab.tools.page runs/NAME          # runs/NAME/credit.html
     python -m lab.tools.page runs/NAME --open   # and show it in the browser
 
-It reads the samples.jsonl of a run or of `lab.studies.diagnose`. Closest spans are shown for rows
-that have them.
+It reads the samples.jsonl of a run or of `lab.studies.diagnose`. If the rule compares spans, its rows
+have the closest span of each.
 
 The text above the rollouts explains spans, distances and weights. The page opens on a wrong rollout
 whose error lies about the middle, beside the right rollout that is closest there. Blue tokens are
@@ -39,7 +39,7 @@ from pathlib import Path
 import tyro
 
 import lab.tasks  # noqa: F401 - enters the lab's tasks
-from base import config
+from base.config import TASKS
 from base.errors import BadInput
 from base.files import as_json, config_of, read_lines, write_whole
 from harness.command import run_command
@@ -73,7 +73,7 @@ def write_page(folder: Path) -> str:
     path = folder / "credit.html"
     settings = config_of(folder) or {}
     task = settings.get("task")
-    about = config.TASKS[task].about if task in config.TASKS else ""
+    about = TASKS[task].about if task in TASKS else ""
     page = as_html(groups, str(folder), about, floor_of(settings))
     write_whole(path, page)
     return f"{path} ({len(page) / 1e6:.1f} MB)"
