@@ -3,8 +3,8 @@
     python -m lab.tools.page runs/NAME          # runs/NAME/credit.html
     python -m lab.tools.page runs/NAME --open   # and show it in the browser
 
-It reads the samples.jsonl of a run or of `lab.studies.diagnose`. If the rule compares spans, its rows
-have the closest span of each.
+It reads the samples.jsonl of a run or of `lab.studies.diagnose`. If the rule compares spans, rows
+have the closest one of each.
 
 The text above the rollouts explains spans, distances and weights. The page opens on a wrong rollout
 whose error lies about the middle, beside the right rollout that is closest there. Blue tokens are
