@@ -13,11 +13,10 @@ as in training. A truncated response scores 0, as in training. If prompt and lim
 model's context, the problem is still asked, with a lower limit, and a warning says so.
 
 **Resuming.** `--out` gets generations.jsonl: every response and its verdict, a block of problems at
-a time. A row has all that decides it: the model and the identity of its files, the set, the
-settings, the seed and the block, and of how many rows the block is. The same command samples the
-blocks that the file lacks. Whatever changes, a problem, a flag, or the model at its path, is
-sampled anew, and rows of another key are not in the table. Random numbers depend only on (seed,
-set, block) and on how many responses are generated at a time, not on the number of processes.
+a time (`harness/generations.py`). The same command samples the blocks that the file lacks. Whatever
+changes, a problem, a flag, or the model at its path, is sampled anew. Random numbers depend only on
+(seed, set, block) and on how many responses are generated at a time, not on the number of
+processes.
 
 **Numbers.** avg@k averages first over the samples of a problem, then over problems. Its standard
 error is clustered, since samples of one problem are alike: the standard deviation of the problems'
@@ -29,14 +28,12 @@ paper's numbers (`lab.tools.tables`), tensor parallelism, few-shot prompts, majo
 OlympiadBench's tolerance (a single problem has one), continuing within a block.
 """
 
-import hashlib
 import itertools
-import json
 import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -45,7 +42,7 @@ from typing import Annotated, NamedTuple
 import tyro
 
 from base.config import Machine, Sandbox, Template, Texts, check_bounds, end_on_mistakes, read_flags
-from base.errors import BadInput, bad_input_on_error, printable
+from base.errors import BadInput, printable
 
 LISTS = "--model", "--bench", "--data", "--seeds"  # flags with several values
 
@@ -97,8 +94,6 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -108,14 +103,20 @@ from grpo import HIDE_BAR, hf_generate, rollout, token_ids
 from harness import fsdp, models
 from harness.command import run_command
 from harness.fsdp import Ranks
+from harness.generations import (
+    GENERATIONS,
+    KEY,
+    finished,
+    identity_of,
+    key_of,
+    newest,
+    read_generations,
+)
 from harness.log import markdown, mean_and_error, percent
 from harness.run import Hooks, task_of_run, template_of, use
 from rewards import Verdict
 from tasks.benchmarks import EvalSet, load_sets
 from tasks.task import Task, digest_of, grader, text_task
-
-GENERATIONS = "generations.jsonl"
-KEY = "model", "weights", "set", "settings", "seed", "block"  # what tells blocks apart
 
 
 @run_command
@@ -192,11 +193,6 @@ class Block(NamedTuple):
     def key(self) -> str:
         """What tells its rows from those of other blocks."""
         return key_of(self.head)
-
-
-def key_of(row: dict) -> str:
-    """The key of the block that a row is of."""
-    return json.dumps([row[name] for name in KEY])
 
 
 def model_paths(names: Sequence[str]) -> list[str]:
@@ -303,44 +299,7 @@ def task_of(
     return task
 
 
-def identity_of(path: str) -> str:
-    """What tells the model from another one at the same path: the sizes and times of its files.
-
-    Of a hub id it is the commit in the hub's cache; it is empty where there is no such model.
-    """
-    if not Path(path).is_dir():
-        with suppress(HFValidationError):  # a folder that is gone may have no name of the hub's
-            cached = try_to_load_from_cache(path, "config.json")
-            return Path(cached).parent.name if isinstance(cached, str) else ""
-        return ""
-    facts = []
-    for file in sorted(filter(Path.is_file, Path(path).iterdir())):
-        facts.append((file.name, file.stat().st_size, file.stat().st_mtime_ns))
-    return hashlib.sha256(repr(facts).encode()).hexdigest()[:12]
-
-
 # ---- generations ---------------------------------------------------------------------------------
-
-
-def read_generations(folder: Path) -> list[dict]:
-    """The rows of a folder's generations.jsonl; raises BadInput."""
-    path = folder / GENERATIONS
-    rows = files.read_lines(path)
-    with bad_input_on_error(str(path), "give a folder of this version"):
-        for row in rows:
-            key_of(row)
-    return rows
-
-
-def finished(folder: Path) -> set[str]:
-    """The keys of the blocks that a folder has whole; rows of others are removed from it."""
-    if not (folder / GENERATIONS).exists():
-        return set()
-    rows = read_generations(folder)
-    counts = Counter(map(key_of, rows))
-    rows = [row for row in rows if counts[key_of(row)] == row["of"]]
-    files.write_rows(folder / GENERATIONS, rows)
-    return set(map(key_of, rows))
 
 
 def sample_blocks(
@@ -434,21 +393,6 @@ def respond(
 
 
 # ---- numbers -------------------------------------------------------------------------------------
-
-
-def newest(rows: list[dict]) -> list[dict]:
-    """The rows of each model's last weights, and of its last settings for each set.
-
-    A model that was rewritten since is left out, with a warning.
-    """
-    weights = {row["model"]: row["weights"] for row in rows}
-    for model, last in list(weights.items()):
-        if last and identity_of(model) not in ("", last):
-            print(printable(f"WARNING: {model} was rewritten since: evaluate it again"))
-            del weights[model]
-    rows = [row for row in rows if row["weights"] == weights.get(row["model"])]
-    settings = {(row["model"], row["set"]): row["settings"] for row in rows}
-    return [row for row in rows if settings[row["model"], row["set"]] == row["settings"]]
 
 
 def scores_of(rows: list[dict]) -> dict[str, float]:

@@ -134,29 +134,21 @@ def closest_by_rollout(
     """
     closest = weighed.closest
     assert closest  # of a group with both sides
+    right = []  # (rollout, start, end) of the spans of right rollouts, as `shear.spans_of` has them
+    wrong = []
+    for row, length in enumerate(mask.sum(1).tolist()):
+        own = right if correct[row] else wrong
+        for start, end in span_bounds(length, settings.window, settings.stride):
+            own.append((row, start, end))
     found: list[list[ClosestSpan]] = [[] for _ in mask]
-    right, wrong = (spans_in(mask & side[:, None], settings) for side in (correct, ~correct))
     for own, opposing, distances, indices in (
         (right, wrong, closest.of_right, closest.right_to),
         (wrong, right, closest.of_wrong, closest.wrong_to),
     ):
-        for (row, start, end), distance, index in zip(
-            own, (distances / weighed.nbar).tolist(), indices.tolist(), strict=True
-        ):
-            found[row].append(ClosestSpan(start, end, distance, *opposing[index]))
+        for number, (row, start, end) in enumerate(own):
+            distance = distances[number].item() / weighed.nbar
+            found[row].append(ClosestSpan(start, end, distance, *opposing[indices[number]]))
     return found
-
-
-def spans_in(mask: Tensor, settings: Shear) -> list[tuple[int, int, int]]:
-    """(row, start, end) of each span of `shear.spans_of`, in its order.
-
-    `start` is its first token, `end` the token after its last.
-    """
-    spans = []
-    for row, length in enumerate(mask.sum(1).tolist()):
-        for start, end in span_bounds(length, settings.window, settings.stride):
-            spans.append((row, start, end))
-    return spans
 
 
 # ---- against the true first error ---------------------------------------------------------------

@@ -51,20 +51,6 @@ def save_pretrained(
     tokenizer.save_pretrained(folder)
 
 
-def padded(model: PreTrainedModel) -> Layout:
-    """The layout of any model's micro-batches: padded rows."""
-    return PADDED
-
-
-def keep_all(model: PreTrainedModel, seed: int) -> None:
-    """Train all weights of the model."""
-
-
-def warm_up_of_task(context: Context) -> Callable[..., float] | None:
-    """The warm-up of the task, if it has one, as `Task.warm_up`."""
-    return context.task.warm_up
-
-
 @dataclass
 class Hooks:
     """The functions of a run that a module of `--use` may replace.
@@ -77,9 +63,10 @@ class Hooks:
     generate: Callable[..., Tensor] = hf_generate
     # of a step's rollouts; evaluations have the task's own
     verdicts: Callable[[Task, list[dict], Rollouts], list[Verdict]] = Task.verdicts
-    layout: Callable[[PreTrainedModel], Layout] = padded
-    warm_up: Callable[[Context], Callable[..., float] | None] = warm_up_of_task
-    adapt: Callable[[PreTrainedModel, int], None] = keep_all  # in place, before it is sharded
+    layout: Callable[[PreTrainedModel], Layout] | None = None  # None: padded rows
+    warm_up: Callable[[Context], Callable[..., float]] | None = None  # None: that of the task
+    # of a model in place, before it is sharded; None: all its weights are trained
+    adapt: Callable[[PreTrainedModel, int], None] | None = None
     save_model: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Path], None] = save_pretrained
     # "cost", "closest" and "pool": arguments of `shear.shear_weights`
     shear: dict[str, Callable] = field(default_factory=dict)
@@ -94,6 +81,7 @@ class Loaded:
     # Its policy samples and scores: a whole copy of the weights, in the dtype of compute.
     context: Context
     hooks: Hooks
+    stops: list[int]  # the ids that end a response
     notes: list[str]  # for the user, about what was loaded
 
 
@@ -189,7 +177,7 @@ def load_run(config: Config, ranks: Ranks) -> Loaded:
                 raise refusal(config, name, reason)
         prompts = list(map(task.prompt, task.train + task.heldout))
         models.check_embedded("--model", config.model or "", model, tokenizer, prompts)
-        if config.model:  # the outline, so that memory is that of what is trained
+        if config.model and hooks.adapt:  # the outline, so that memory is that of what is trained
             hooks.adapt(model, config.seed)
         if not config.generate_batch:  # config.json keeps it: the samples depend on it
             longest = max(map(len, token_ids(tokenizer, prompts)))
@@ -204,7 +192,7 @@ def load_run(config: Config, ranks: Ranks) -> Loaded:
             model = models.load_model(config.model, ranks.device, tokenizer)
         model.eval()  # throughout: dropout would make sampler and trainer disagree
         context = make_context(config, Policy(model), tokenizer, task, hooks.shear)
-        return Loaded(config, ranks, context, hooks, notes)
+        return Loaded(config, ranks, context, hooks, models.stop_ids(model, tokenizer), notes)
 
 
 def make_task(
@@ -312,11 +300,11 @@ def warm_up_policy(loaded: Loaded, folder: Path) -> None:
     config = loaded.config
     context = loaded.context
     hook = loaded.hooks.warm_up
-    if hook is not warm_up_of_task and not (config.warmup_steps or config.resume):
+    if hook and not (config.warmup_steps or config.resume):
         raise BadInput(f"--use {' '.join(config.use)}: gives a warm-up; add --warmup-steps")
     if not needs_warm_up(config):
         return
-    teach = hook(context)
+    teach = hook(context) if hook else context.task.warm_up
     if not teach:
         raise refusal(config, "warmup_steps", "the task has no warm-up; leave it out")
     start = folder / "start"
@@ -362,9 +350,10 @@ def start_run(loaded: Loaded, folder: Path) -> Run:
     context = loaded.context
     model = context.policy.model
     rule = prepare_rule(loaded, folder)
-    loaded.hooks.adapt(model, config.seed)
+    if loaded.hooks.adapt:
+        loaded.hooks.adapt(model, config.seed)
     torch.nn.Module.to(model, loaded.ranks.device)
-    layout = loaded.hooks.layout(model)
+    layout = loaded.hooks.layout(model) if loaded.hooks.layout else PADDED
     trained, context.policy, optimizer = fsdp.shard(model, layout, config, loaded.ranks)
     return Run(**vars(loaded), folder=folder, rule=rule, trained=trained, optimizer=optimizer)
 
@@ -394,7 +383,7 @@ def sample(run: Loaded, problems: list[dict], count: int, temperature: float) ->
         count,
         max_tokens=run.config.max_tokens,
         temperature=temperature,
-        stops=models.stop_ids(context.policy.model, context.tokenizer),
+        stops=run.stops,
         batch_size=run.config.generate_batch,
         generate=run.hooks.generate,
     )

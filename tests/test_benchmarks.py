@@ -26,6 +26,7 @@ from base.errors import BadInput
 from base.files import append_rows, read_lines, write_rows
 from grpo import Rollouts, hf_generate
 from harness.fsdp import Ranks
+from harness.generations import finished
 from harness.log import mean_and_error
 from harness.models import context_of
 from tasks import benchmarks
@@ -79,7 +80,7 @@ def ask(tiny, tmp_path):
     def evaluate(loaded, config=ONE, ranks=ALONE, seeds=(0,)) -> list[dict]:
         config = replace(config, seeds=tuple(seeds))
         blocks = evaluation.blocks_of(path, *tiny, [loaded], config)
-        done = evaluation.finished(tmp_path)
+        done = finished(tmp_path)
         todo = [block for block in blocks if block.key not in done]
         before = len(read_lines(tmp_path / "generations.jsonl")) if done else 0
         evaluation.sample_blocks(path, todo, config, hf_generate, ranks, tmp_path)
@@ -327,7 +328,7 @@ def test_what_is_done_is_not_done_again_and_order_does_not_matter(stand_in, tmp_
     calls.clear()
     other = [whole[0] | {"set": "amc23", "of": 1}]
     write_rows(path, whole[:7] + 2 * whole[8:12] + whole[16:20] + other)
-    evaluation.finished(tmp_path)
+    finished(tmp_path)
     assert read_lines(path) == whole[:4] + whole[16:20] + other
     ask(loaded, TWO, seeds=[0, 5])
     assert [call["draw"] for call in calls] == [draws[place] for place in (1, 2, 3, 5)]

@@ -21,6 +21,7 @@ import transformers
 import train
 from grpo import Policy
 from harness import fsdp, log
+from harness.models import stop_ids
 from harness.run import Hooks, Loaded, make_context, make_task, start_run, use
 from lab.records import random_model
 from lab.studies.needs import settings_of_run
@@ -39,7 +40,7 @@ config, task, _ = make_task(config, tokenizer, model.config.max_position_embeddi
 hooks = Hooks()
 use(hooks, config.use)
 context = make_context(config, Policy(model), tokenizer, task, hooks.shear)
-loaded = Loaded(config, ranks, context, hooks, [])
+loaded = Loaded(config, ranks, context, hooks, stop_ids(model, tokenizer), [])
 predicted = plan.peaks_gb(model, config, 1)
 run = start_run(loaded, folder)
 del model

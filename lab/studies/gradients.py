@@ -106,7 +106,7 @@ from harness import fsdp, log
 from harness.command import run_command
 from harness.fsdp import Ranks
 from harness.models import round_weights
-from harness.run import Loaded, keep_all, load_run, prepare_rule, seed_of
+from harness.run import Loaded, load_run, prepare_rule, seed_of
 from harness.run import sample as draw_rollouts
 from lab.studies.compare import allowed_arms, name_of, settings_of
 from lab.studies.needs import graded, settings_of_run, teach
@@ -179,7 +179,7 @@ def read(flags: Gradients, config: Config, ranks: Ranks) -> tuple[Loaded, Callab
 
 def refuse_adapter(run: Loaded) -> None:
     """Raise BadInput if a part of the run would train an adapter in place of the model."""
-    if run.hooks.adapt is not keep_all:
+    if run.hooks.adapt:
         raise BadInput(f"--use {' '.join(run.config.use)}: one trains an adapter; leave it out")
 
 

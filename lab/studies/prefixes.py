@@ -37,7 +37,7 @@ from base import files
 from base.config import Config, Shear
 from base.errors import bad_input_on_error
 from credit.batch import Batch, Context
-from grpo import Policy, Rollouts, cat_padded, decode, pad_left, rollout
+from grpo import PADDED, Policy, Rollouts, cat_padded, decode, pad_left, rollout
 from harness.fsdp import Ranks
 from harness.models import load_model, load_tokenizer, round_weights, stop_ids
 from harness.run import Hooks, Loaded, make_context, seed_of, template_of, use
@@ -121,7 +121,7 @@ def sample(run: Loaded, prompts: Sequence, count: int, used: int = 0) -> Rollout
         count,
         max_tokens=run.config.max_tokens - used,
         temperature=run.config.temperature,
-        stops=stop_ids(run.context.policy.model, run.context.tokenizer),
+        stops=run.stops,
         batch_size=run.config.generate_batch,
         generate=run.hooks.generate,
     )
@@ -164,7 +164,7 @@ def continue_prefixes(run: Loaded, group: Prefixes, count: int) -> Prefixes:
 
     Prefixes of one length are continued together.
     """
-    stops = stop_ids(run.context.policy.model, run.context.tokenizer)
+    stops = run.stops
     scores: list[list[list[float | None]]] = [[] for _ in group.ends]
     # ascending, as each rollout's own ends, so that its scores are appended in their order
     for end in sorted(set(itertools.chain.from_iterable(group.ends))):
@@ -196,7 +196,7 @@ def load_with_solutions(file: str, config: Config, ranks: Ranks) -> tuple[Loaded
     hooks = Hooks()
     use(hooks, config.use)
     context = make_context(config, Policy(model), tokenizer, task, hooks.shear)
-    return Loaded(config, ranks, context, hooks, []), groups
+    return Loaded(config, ranks, context, hooks, stop_ids(model, tokenizer), []), groups
 
 
 def read_solutions(
@@ -234,7 +234,8 @@ def read_solutions(
 def context_at_start(run: Loaded) -> Context:
     """What a credit method may use before the first step."""
     model = run.context.policy.model
-    return replace(run.context, policy=Policy(model, layout=run.hooks.layout(model)))
+    layout = run.hooks.layout(model) if run.hooks.layout else PADDED
+    return replace(run.context, policy=Policy(model, layout=layout))
 
 
 def score_group(group: Prefixes, context: Context) -> Batch:

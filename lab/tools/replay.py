@@ -20,8 +20,9 @@ import tyro
 from base import files
 from base.config import Sandbox
 from base.errors import BadInput, bad_input_on_error
-from eval import GENERATIONS, print_table, read_generations
+from eval import print_table
 from grading.readings import read_answer
+from harness.generations import GENERATIONS, read_generations
 from lab.tools.command import command
 from rewards import Verdict, grade_all, style_of
 from tasks.rows import from_file, lacks

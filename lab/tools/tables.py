@@ -25,7 +25,8 @@ from scipy.special import comb
 
 from base import files
 from base.errors import BadInput, printable
-from eval import average, newest, read_generations
+from eval import average
+from harness.generations import newest, read_generations
 from harness.log import markdown, percent
 from lab.tools.command import command
 from lab.tools.paper_tables import PAPER_TABLES, backbone_of

@@ -16,6 +16,7 @@ from credit.rules import assign_credit, with_options
 from grpo import Policy
 from harness.fsdp import Ranks
 from harness.log import write_config
+from harness.models import stop_ids
 from harness.run import Hooks, Loaded, Run, make_context, make_task, resolve, start_run
 from tasks import toy
 
@@ -54,7 +55,8 @@ def save_run(folder: Path, **changes) -> str:
 def run_of(config: Config, task, model, tokenizer, ranks: Ranks = ALONE) -> Loaded:
     """A run that is loaded: its model is whole."""
     context = make_context(config, Policy(model), tokenizer, task, {})
-    return Loaded(config, ranks, context, Hooks(), [])
+    stops = stop_ids(model, tokenizer) if tokenizer else []
+    return Loaded(config, ranks, context, Hooks(), stops, [])
 
 
 def sharded(loaded: Loaded, folder: Path = Path("nowhere")) -> Run:
