@@ -4,7 +4,8 @@
     join      this process's place among them, `Ranks`: rank, number of ranks, device
     share     the whole groups that a rank samples, grades and credits;
               `own_micro_batches` those of an optimizer step that it computes
-    gather    what every rank made, to all of them; `raise_together`: a rank's bad input, too
+    gather    what every rank made, to all of them; `raise_together`: a rank's bad input, too;
+              `main_first`: rank 0 downloads before the others look
     shard     FSDP, `fully_shard`, one unit per decoder layer: float32 weights and optimizer spread
               over the ranks, compute in bfloat16 (or float32), gradients reduced in float32
     refresh   the sharded weights into the whole copy that samples, checked by a checksum
@@ -224,6 +225,18 @@ def raise_together(ranks: Ranks) -> Iterator[None]:
     messages = gather_items([str(problem)] if problem else [], ranks)
     if messages:
         raise BadInput(messages[0]) from problem
+
+
+@contextmanager
+def main_first(ranks: Ranks) -> Iterator[None]:
+    """Rank 0 does what is inside before the others do, who find what it has downloaded."""
+    if not ranks.main:
+        gather(None, ranks)
+    try:
+        yield
+    finally:
+        if ranks.main:
+            gather(None, ranks)
 
 
 def total(sums: dict[str, float], ranks: Ranks) -> dict[str, float]:

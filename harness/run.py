@@ -165,12 +165,13 @@ def load_run(config: Config, ranks: Ranks) -> Loaded:
     with fsdp.raise_together(ranks):
         hooks = Hooks()
         use(hooks, config.use)  # other functions in place of the core's
-        if config.model:
-            model, tokenizer = models.load_outline(config.model)
-        else:
-            model = toy.make_model(config.toy_lines, config.seed, config.toy_width)
-            tokenizer = toy.make_tokenizer(config.toy_lines)
-        config, task, notes = make_task(config, tokenizer, models.context_of(model))
+        with fsdp.main_first(ranks):
+            if config.model:
+                model, tokenizer = models.load_outline(config.model)
+            else:
+                model = toy.make_model(config.toy_lines, config.seed, config.toy_width)
+                tokenizer = toy.make_tokenizer(config.toy_lines)
+            config, task, notes = make_task(config, tokenizer, models.context_of(model))
         for name in ("prompts_per_step", "heldout", "eval_groups"):
             if getattr(config, name) < ranks.world:
                 reason = f"there are {ranks.world} ranks; raise it, or start fewer ranks"

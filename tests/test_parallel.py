@@ -9,6 +9,7 @@ import io
 import json
 import runpy
 import shutil
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -59,6 +60,13 @@ def on_two_ranks(folder: Path, rollouts: Rollouts, untaught: str) -> None:
         "total": fsdp.total({"a": 1.0, "b": ranks.rank}, ranks),
         "shares": fsdp.gather(share(list(range(5)), ranks), ranks),
     }
+    for error in "", "of one rank":
+        with contextlib.suppress(BadInput), fsdp.raise_together(ranks), fsdp.main_first(ranks):
+            time.sleep(0.2 if ranks.main else 0)
+            with (folder / "order").open("a") as file:
+                file.write(f"{ranks.rank}")
+            if error and ranks.main:
+                raise BadInput(error)
     for name, flags in CASES.items():
         changes, seen[name] = one_step(ranks, rollouts, words_of(flags), model_of(name))
         if ranks.main:
@@ -150,6 +158,7 @@ def test_what_ranks_share_and_gather(two):
     assert seen["gathered"] == [[0, 0], [1, 1]] and seen["total"] == {"a": 2, "b": 1}
     assert seen["shares"] == [[0, 1], [2, 3, 4]]
     assert seen["folders"] == ["of-0", "of-0"]
+    assert (two[0] / "order").read_text() == "0101"  # the main rank first, also where it fails
     assert seen["experts"]["checksum"] != seen["bfloat16"]["checksum"]
     assert "sampling and trained weights differ" in seen["differs"]
 
