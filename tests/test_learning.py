@@ -16,7 +16,7 @@ from base.files import read_lines
 from credit.batch import Batch
 from grpo import group_advantages
 from harness.log import Clock
-from harness.run import make_task
+from harness.run import load_run, make_task, start_run, warm_up_policy
 from tasks import toy
 
 
@@ -53,6 +53,15 @@ def test_each_update_raises_what_has_credit(method):
     assert gains == sorted(gains) and gains[-1] > 1
 
 
+def test_all_pairs_of_the_default_run_converge(tmp_path):
+    """Its first step, with a fourth of the problems, from the start that ships with the project."""
+    config = config_from(["--prompts-per-step", "4", "--out", str(tmp_path)])
+    loaded = load_run(config, ALONE)
+    warm_up_policy(loaded, tmp_path)
+    metrics, _ = train.train_step(start_run(loaded, tmp_path), 0)
+    assert metrics["unconverged"] == 0 and metrics["equal_groups"] < 1
+
+
 @pytest.fixture(scope="module")
 def short(tmp_path_factory):
     """The folder of a run of two steps after two batches of warm-up, with what it `printed`.
@@ -84,7 +93,7 @@ def test_a_run_leaves_what_it_promises(short):
     assert [row["step"] for row in metrics] == [1, 2]
     first = metrics[0]
     assert first["abs_log_ratio"] < 1e-5 and first["nbar"] > 0
-    assert first["eps_over_nbar"] == pytest.approx(0.05)
+    assert first["eps_over_nbar"] == pytest.approx(0.05) and first["unconverged"] == 0
     phases = {"generate", "grade", "score", "weights", "wait", "train", "measure"}
     assert set(first["seconds"]) == phases
     samples = read_lines(short / "samples.jsonl")

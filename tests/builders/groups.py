@@ -19,7 +19,7 @@ def random_group(seed: int = 0, lengths=(17, 12, 4, 20, 9), dim: int = 5, shared
     return hidden, mask, (rollouts == 1) | (rollouts == 3)
 
 
-def solved_within(max_iters: int = 100, tol: float = 1e-3):
+def solved_within(max_iters: int = 500, tol: float = 1e-3):
     """`shear.w_eps` with other limits of the solver."""
 
     def measure(costs, a, b, eps):
@@ -34,7 +34,7 @@ def weigh(
     correct,
     *,
     closest=closest_spans,
-    max_iters: int = 100,
+    max_iters: int = 500,
     tol: float = 1e-3,
     **options,
 ) -> Weighed:
