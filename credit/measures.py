@@ -134,8 +134,9 @@ def closest_by_rollout(
     """
     closest = weighed.closest
     assert closest  # of a group with both sides
-    right = []  # (rollout, start, end) of the spans of right rollouts, as `shear.spans_of` has them
-    wrong = []
+    # (rollout, start, end) of each side's spans, in the order of `shear.spans_of`
+    right: list[tuple[int, int, int]] = []
+    wrong: list[tuple[int, int, int]] = []
     for row, length in enumerate(mask.sum(1).tolist()):
         own = right if correct[row] else wrong
         for start, end in span_bounds(length, settings.window, settings.stride):
