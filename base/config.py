@@ -154,7 +154,7 @@ class TaskSpec:
     """A task, which --task names."""
 
     # MODULE:FUNCTION of (Problems, tokenizer, name of the model) -> the task and notes for the user
-    make: str = "tasks.task:math"
+    make: str = "tasks.task:math_task"
     defaults: Mapping[str, Any] = field(default_factory=dict)  # in place of the paper's
     ignores: str = "toy_lines toy_width sandbox"  # settings that have no effect
     makes_model: bool = False  # unless --model is given; full responses have a known length
@@ -186,7 +186,7 @@ TASKS: dict[str, TaskSpec] = {
         "7*4=8.",
     ),
     "math": TaskSpec(),
-    "code": TaskSpec(make="tasks.task:code", ignores="toy_lines toy_width"),
+    "code": TaskSpec(make="tasks.task:code_task", ignores="toy_lines toy_width"),
     # Math, with sizes for a model of 135 million parameters on two CPU cores. A step of a response
     # has about 16 tokens; spans of 12 in steps of 4 compare less than one.
     "own": TaskSpec(

@@ -163,8 +163,8 @@ def task(
     return made, [*notes, f"template {template}"]
 
 
-math = partial(task, "math")
-code = partial(task, "code")
+math_task = partial(task, "math")
+code_task = partial(task, "code")
 
 
 def text_task(

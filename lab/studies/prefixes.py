@@ -46,7 +46,7 @@ from lab.tools.salience import answer_places
 from rewards import Verdict
 from shear import span_bounds
 from tasks.rows import read_rows
-from tasks.task import Task, math
+from tasks.task import Task, math_task
 
 SPANS = "rollout", "number", "right", "end", "distance", "success"  # columns of `span_table`
 
@@ -189,7 +189,7 @@ def load_with_solutions(file: str, config: Config, ranks: Ranks) -> tuple[Loaded
     assert name  # --rollouts is of task math, which needs --model
     tokenizer = load_tokenizer("--model", name)
     config = replace(config, template=template_of(config.template, name, tokenizer))
-    task, _ = math(config, tokenizer, name, problems=[])
+    task, _ = math_task(config, tokenizer, name, problems=[])
     groups = read_solutions(file, config, task, tokenizer)
     model = load_model(name, ranks.device, tokenizer).eval()
     round_weights(model, getattr(torch, config.dtype))

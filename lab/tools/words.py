@@ -40,7 +40,7 @@ from transformers import PreTrainedTokenizerBase
 from base.config import Problems
 from lab.tools.warm_up import imitate
 from rewards import box_place
-from tasks.task import FirstError, Task, math
+from tasks.task import FirstError, Task, math_task
 from tasks.toy import MADE_PROBLEMS
 
 NAMES = "Tom Ann Ben Mia Leo Zoe Sam Eva Max Ivy".split()
@@ -97,7 +97,7 @@ def task(
     """
     rng = random.Random(f"demonstrations {settings.seed}")
     made = make_problems(MADE_PROBLEMS + settings.heldout, settings.seed)
-    plain, notes = math(settings, tokenizer, model_name, problems=made)
+    plain, notes = math_task(settings, tokenizer, model_name, problems=made)
     return replace(
         plain,
         name="words",
