@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from base.config import Shear
+from base.errors import BadInput
 from grpo import Policy, Rollouts, Scores, cat_padded, decode, score
 from rewards import Verdict, rewards_of
 from shear import Weighed
@@ -195,9 +196,10 @@ class Batch:
 
     @property
     def states(self) -> Tensor:
-        """(N, d), the hidden states; raises ValueError for a batch that does not keep them."""
+        """(N, d), the hidden states; raises BadInput for a batch that does not keep them."""
         if self.hidden is None:
-            raise ValueError("no hidden states are kept: enter the rule with needs_states=True")
+            reason = "the rule reads hidden states, and is entered without them"
+            raise BadInput(f"--method: {reason}; add needs_states=True to its @rule")
         return self.hidden
 
     @property

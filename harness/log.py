@@ -52,8 +52,6 @@ COLUMNS = (
 ERRORS = 2  # a gain of more standard errors is told from none: two-sided, 5%
 # standard deviation of a problem's gain, before it is measured: 0.18 and 0.19 in two runs
 SPREAD = 0.2
-WORTH = 0.1  # a gain that a run should be able to show
-USELESS = 0.5  # share of groups without signal above which little else matters
 # Rows of a held-out table on how well credit finds the true first error, by AUC: the share of pairs
 # of tokens in which the later one has the larger weight.
 AUCS = {
@@ -361,7 +359,7 @@ def smallest_gain(problems: int, spread: float = SPREAD) -> float:
     return ERRORS * spread / math.sqrt(problems)
 
 
-def verdict_of(run: Run, before: dict, after: dict, steps: list[dict]) -> list[str]:
+def verdict_of(before: dict, after: dict, steps: list[dict]) -> list[str]:
     """What the run shows, in sentences, from both evaluations and the metrics of its steps.
 
     A gain is that of the sampled accuracy, paired by problem. It can be told from none if it
@@ -371,38 +369,14 @@ def verdict_of(run: Run, before: dict, after: dict, steps: list[dict]) -> list[s
     mean, error, count = mean_and_error(gains)
     if count < 2:
         return ["too few held-out problems to tell a gain from none: raise --heldout"]
-    is_told = abs(mean) > ERRORS * error
-    told = "more than chance" if is_told else "it cannot be told from none"
+    told = "more than chance" if abs(mean) > ERRORS * error else "it cannot be told from none"
     no_signal = statistics.mean(row["equal_groups"] for row in steps)
-    reward = statistics.mean(row["reward"] for row in steps)
-    spread = error * math.sqrt(count)
     return [
         f"gain {100 * mean:+.1f} ± {100 * error:.1f} points, paired by {count} held-out problems: "
         f"{told}",
         f"so many problems show gains above {100 * ERRORS * error:.0f} points; {no_signal:.0%} of "
         "the groups had no signal",
-        "what would help most: "
-        + advice_of(run, mean if is_told else 0.0, spread, no_signal, reward),
     ]
-
-
-def advice_of(run: Run, gain: float, spread: float, no_signal: float, reward: float) -> str:
-    """The one change that would help a run most; `gain` is 0 if it cannot be told from none."""
-    if no_signal > USELESS and reward > 0.5:
-        return "harder problems, or a shorter warm-up (--warmup-steps)"
-    if no_signal > USELESS:
-        return "easier problems, or a warm-up (--use lab.tools.warm_up)"
-    if gain < 0:
-        return f"a lower learning rate (--lr {run.config.lr / 3:.1g})"
-    needed = math.ceil((ERRORS * spread / WORTH) ** 2)  # problems that show a gain of WORTH
-    sampled = min(len(run.context.task.heldout), run.config.eval_groups)
-    if gain or needed <= sampled:
-        return (
-            f"more steps (--resume {shlex.quote(str(run.folder))} --steps {2 * run.config.steps})"
-        )
-    if needed > len(run.context.task.train):
-        return f"more problems, of which about {needed} are held out"
-    return f"more held-out problems (--heldout {needed} --eval-groups {needed})"
 
 
 def print_end(run: Run, before: dict, after: dict) -> None:
@@ -411,7 +385,7 @@ def print_end(run: Run, before: dict, after: dict) -> None:
         return
     rows = files.read_lines(run.folder / "metrics.jsonl")
     print()
-    for line in verdict_of(run, before, after, [row for row in rows if "step" in row]):
+    for line in verdict_of(before, after, [row for row in rows if "step" in row]):
         say(line)
     if after.get("example"):
         print(f"\na wrong rollout, with the mean {run.config.method} weight of each line:")

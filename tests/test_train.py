@@ -28,7 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import train
 from base import files
-from base.errors import RunFailed
+from base.errors import BadInput, RunFailed
 from base.files import read_lines
 from credit import rules
 from credit.batch import Batch
@@ -319,6 +319,14 @@ def test_grpo_does_not_keep_hidden_states(make_step, monkeypatch):
         monkeypatch.setitem(RULES, method, RULES[method]._replace(credit=noted))
         make_step("--method", method).credit()
     assert kept == [False, True]
+
+
+def test_a_rule_that_forgot_to_ask_for_states_is_told_so(make_step):
+    """Its sentence says what to add."""
+    step = make_step()
+    step.run.rule = RULES["shear"]._replace(needs_states=False)
+    with pytest.raises(BadInput, match="add needs_states=True to its @rule"):
+        step.credit()
 
 
 # ---- a run ---------------------------------------------------------------------------------------
