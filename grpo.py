@@ -265,11 +265,16 @@ def rollout(
     sampled = cat_padded(responses, fill=pad)[order.argsort()]  # (B, T)
     stop_tokens = torch.tensor(stops, device=sampled.device, dtype=sampled.dtype)
     is_stop = torch.isin(sampled, stop_tokens)  # (B, T)
-    stops_before = is_stop.cumsum(1) - is_stop.long()  # (B, T)
-    mask = stops_before == 0  # (B, T) up to and including the first stop token
+    mask = up_to_first(is_stop)  # (B, T)
     is_text = mask & ~is_stop  # (B, T)
     texts = [decode(tokenizer, sampled[row][is_text[row]]) for row in range(len(sampled))]
     return Rollouts(prompt_ids, prompt_mask, sampled, mask, ~is_stop.any(1), texts)
+
+
+def up_to_first(is_stop: Tensor) -> Tensor:
+    """Stop tokens (B, T) bool -> the response tokens, up to the first stop token and with it."""
+    stops_before = is_stop.cumsum(1) - is_stop.long()  # (B, T)
+    return stops_before == 0
 
 
 def end_to_end(rollouts: Rollouts) -> tuple[Tensor, Tensor, dict]:

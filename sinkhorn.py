@@ -160,10 +160,9 @@ def _iterate(
         g = g + relax * (exact_g - g)
         if iteration not in (1, 2, max_iters) and iteration % CHECK:
             continue
-        # With the exact g-update <a, f> + <b, g> bounds Eq. (10) from below, the plan's column sums
-        # are b, and its row sums need one more update. Only rounding takes them above 1.
-        row_sums = (f - _softmin(C, exact_g + log_b, dim=1) + log_a).exp().clamp(max=1.0)  # (n, N)
-        error = (row_sums - a).abs().sum(0)  # (N,)
+        # With the exact g-update <a, f> + <b, g> bounds Eq. (10) from below, and the plan's column
+        # sums are b.
+        error = (_row_sums(C, f, exact_g, log_a, log_b) - a).abs().sum(0)  # (N,)
         # a problem that over-relaxation took further away goes on plainly, which always converges
         if iteration >= CHECK:
             relax = torch.where(error < last_error, RELAX, 1.0)
@@ -188,6 +187,12 @@ def _iterate(
             relax = relax[going]
             last_error = last_error[going]
     return all_f, all_g, all_error, all_iterations
+
+
+def _row_sums(C: Tensor, f: Tensor, g: Tensor, log_a: Tensor, log_b: Tensor) -> Tensor:
+    """The row sums (n, N) of the plans with potentials f (n, N) and g (m, N)."""
+    log_sums = f - _softmin(C, g + log_b, dim=1) + log_a
+    return log_sums.exp().clamp(max=1.0)  # only rounding takes them above 1
 
 
 def _softmin(C: Tensor, potential: Tensor, dim: int) -> Tensor:
