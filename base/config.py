@@ -19,9 +19,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from types import UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -273,22 +274,48 @@ def defaults_of(task: str, modules: Sequence[str] = ()) -> Config:
 
 
 def saved_config(resume: str) -> Config:
-    """The configuration of the run to resume, as its checkpoint has it; raises BadInput."""
+    """The configuration of the run to resume, as its checkpoint has it.
+
+    Raises BadInput, also for a checkpoint of another run than the one that it lies in.
+    """
     checkpoint, about = files.find_checkpoint(Path(resume))
     run = checkpoint.resolve().parent.parent
     config = read_config(about["settings"], f"--resume {resume}")
+    of_run = read_config(files.read_json(run / "config.json"), f"--resume {resume}")
+    for name, value in asdict(config).items():
+        other = getattr(of_run, name)
+        if name not in (*MAY_CHANGE, "name", "out", "resume") and value != other:
+            raise BadInput(
+                f"--resume {resume}: {checkpoint.name} has {flag(name)} {value} and the run's "
+                f"config.json {other}; give a checkpoint of this run, or restore config.json"
+            )
     return replace(config, out=str(run.parent), name=run.name, resume=resume)
 
 
 def read_config(saved: Mapping[str, Any], blame: str) -> Config:
     """The configuration in a run's config.json or complete.json; raises BadInput."""
     values: dict[str, Any] = {}
-    for setting in fields(Config):
-        if setting.name not in saved:
-            raise BadInput(f"{blame}: {setting.name} is missing; {files.RESTORE}")
-        value = saved[setting.name]
-        values[setting.name] = tuple(value) if isinstance(value, list) else value
+    for name, hint in get_type_hints(Config).items():
+        if name not in saved:
+            raise BadInput(f"{blame}: {name} is missing; {files.RESTORE}")
+        value = saved[name]
+        values[name] = tuple(value) if isinstance(value, list) else value
+        if not is_of(values[name], hint):
+            raise BadInput(f"{blame}: {name} cannot be {value!r}; {files.RESTORE}")
     return Config(**values)
+
+
+def is_of(value: object, hint: Any) -> bool:
+    """Whether a value is of the type of a setting; a number without a point may be a float."""
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_origin(hint) is tuple:
+        return isinstance(value, tuple) and all(isinstance(text, str) for text in value)
+    if get_origin(hint) is UnionType:
+        return any(is_of(value, part) for part in get_args(hint))
+    if hint is float:
+        return type(value) in (int, float)
+    return type(value) is hint
 
 
 # ---- checks --------------------------------------------------------------------------------------

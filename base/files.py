@@ -176,4 +176,13 @@ def find_checkpoint(path: Path) -> tuple[Path, dict]:
                 f"--resume {path}: has no complete checkpoint in checkpoints/; give a run's folder"
             )
         path = complete[-1]
-    return path, read_json(path / "complete.json")
+    about = read_json(path / "complete.json")
+    kinds = {"step": int, "ranks": int, "checksum": int, "settings": dict}
+    for name, kind in kinds.items():
+        if type(about.get(name)) is not kind:
+            raise BadInput(
+                f"{path / 'complete.json'}: {name} cannot be {about.get(name)!r}; {RESTORE}"
+            )
+    if STEP.fullmatch(path.name) and step_of(path) != about["step"]:
+        raise BadInput(f"{path / 'complete.json'}: is of step {about['step']}; {RESTORE}")
+    return path, about

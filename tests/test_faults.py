@@ -125,7 +125,22 @@ def test_other_problems_are_refused(copied, assert_says, resumed):
     path = copied / "run" / "checkpoints" / "step-000002" / "complete.json"
     settings = json.loads(path.read_text())["settings"]
     change_json(path, settings=settings | {"digest": "of others"})
+    change_json(copied / "run" / "config.json", digest="of others")
     assert_says(train, resumed, "other problems", copied)
+
+
+def test_a_checkpoint_of_another_run_is_refused(copied, tmp_path, assert_says):
+    """Copied into checkpoints/, it would bring its method, seed and weights."""
+    other = Path(shutil.copytree(copied / "run", tmp_path / "other"))
+    newest = copied / "run" / "checkpoints" / "step-000002"
+    path = other / "checkpoints" / "step-000002" / "complete.json"
+    settings = json.loads(path.read_text())["settings"]
+    for name, value in (("method", "grpo"), ("temperature", 0.9), ("model", "elsewhere")):
+        change_json(path, settings=settings | {name: value})
+        shutil.rmtree(newest)
+        shutil.copytree(path.parent, newest)
+        words = f"has --{name} {value} and the run's config.json"
+        assert_says(train, ["--resume", newest], words, copied)
 
 
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"toy_lines": 2}])
