@@ -116,6 +116,7 @@ from harness.log import markdown, mean_and_error, percent
 from harness.run import Hooks, task_of_run, template_of, use
 from rewards import Verdict
 from tasks.benchmarks import EvalSet, load_sets
+from tasks.reward import digest_of_reward
 from tasks.task import Task, digest_of, grader, text_task
 
 
@@ -232,6 +233,7 @@ def heldout_set(paths: list[str]) -> EvalSet:
         [{"id": str(number)} | row for number, row in enumerate(task.heldout, 1)],
         max_tokens=config.max_tokens,
         task=task,
+        reward=config.reward and f"{config.reward} {digest_of_reward(config.reward)}",
     )
 
 
@@ -269,7 +271,8 @@ def blocks_of(
 
 def settings_of(loaded: EvalSet, template: Template, config: EvalConfig) -> dict:
     """What decides responses and verdicts, but for the model and the seed."""
-    return {
+    reward = {"reward": loaded.reward} if loaded.reward else {}
+    return reward | {
         "digest": digest_of(loaded.problems),
         "problems": len(loaded.problems),
         "k": config.samples or loaded.k,

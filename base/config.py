@@ -145,6 +145,8 @@ class Config(Machine, Shear, Credit, Problems):
     resume: str | None = None  # Folder of the run to resume, or of one of its checkpoints.
     # Digest of the run's problems, which must be the same when it is resumed.
     digest: tyro.conf.Suppress[str | None] = None
+    # Digest of the file of --reward, which must be the same, too.
+    reward_digest: tyro.conf.Suppress[str | None] = None
 
 
 # ---- tasks ---------------------------------------------------------------------------------------

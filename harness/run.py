@@ -36,7 +36,7 @@ from harness import fsdp, models
 from harness.fsdp import Ranks
 from rewards import NoVerdict, Verdict
 from tasks import toy
-from tasks.reward import load_reward
+from tasks.reward import digest_of_reward, load_reward
 from tasks.task import Task, choose_template, digest_of, split
 
 EVALUATION = 2**31  # instead of a step, before and after training alike
@@ -148,6 +148,10 @@ def resolve(config: Config) -> Config:
     with_options(config, config.use)
     if config.reward:
         load_reward(config.reward)  # what is wrong with it shows before a model is loaded
+        digest = digest_of_reward(config.reward)
+        if config.resume and digest != config.reward_digest:
+            raise refusal(config, "reward", "its file has changed since the run began; restore it")
+        config = replace(config, reward_digest=digest)
     if not config.max_tokens:  # a full response of the embedded task
         config = replace(config, max_tokens=toy.response_tokens(config.toy_lines))
     makes_model = TASKS[config.task].makes_model

@@ -66,6 +66,7 @@ class EvalSet:
     notes: list[str] = field(default_factory=list)
     max_tokens: float = math.inf  # a response that is longer cannot be right
     task: Task | None = None  # with graders of its own, of a run's held-out problems
+    reward: str | None = None  # the run's --reward, and the digest of its file
 
 
 # ---- published rows ------------------------------------------------------------------------------

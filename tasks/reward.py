@@ -1,6 +1,7 @@
 """A reward of one's own: `--reward FILE.py:FUNCTION`, or `--reward MODULE:FUNCTION`.
 
-    load_reward("mine.py:grade")   the function, as a task calls it
+    load_reward("mine.py:grade")       the function, as a task calls it
+    digest_of_reward("mine.py:grade")  tells its file from an edited one
 
 It takes a response and what the problem has to grade it by: the answer or, with `--task code`, the
 tests. Its parameters may have any names; those named `response` and `answer` may come in any order.
@@ -13,10 +14,12 @@ the run without a word.
 """
 
 import contextlib
+import hashlib
 import inspect
 from collections.abc import Callable
 from functools import cache, partial
 from numbers import Real
+from pathlib import Path
 
 import numpy as np
 
@@ -39,6 +42,12 @@ def load_reward(text: str) -> Callable[[str, object], Verdict]:
         except SystemExit:  # of a script, whose status would be the run's
             raise ImportError("it ends the program") from None
         return partial(grade_by, in_order(function))
+
+
+def digest_of_reward(text: str) -> str:
+    """A digest of the file that a value of --reward names; what the file imports is not in it."""
+    module = module_at(text.rpartition(":")[0])
+    return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()[:12]
 
 
 def in_order(function: Callable[..., object]) -> Callable[[str, object], object]:

@@ -19,12 +19,12 @@ from builders.runs import ALONE
 
 import eval as evaluation
 import train
-from base.config import Problems
-from base.errors import RunFailed
+from base.config import Problems, parse_train
+from base.errors import BadInput, RunFailed
 from base.files import read_lines
 from grpo import group_advantages
 from harness import fsdp
-from harness.run import check_verdicts
+from harness.run import check_verdicts, resolve
 from rewards import Verdict
 from tasks import toy
 from tasks.reward import LARGEST, grade_by, load_reward
@@ -86,6 +86,23 @@ def test_a_run_and_its_resumption_train_on_the_reward_that_was_asked_for(ranks, 
     before, *steps, after = read_lines(run / "metrics.jsonl")
     assert [row["no_answer"] for row in steps] == [0, 0]
     assert before["before"]["no_answer"] == after["after"]["no_answer"] == 0
+
+
+def test_an_edited_reward_is_another_one(flags, tmp_path):
+    """An evaluation grades anew what it has kept, and --resume refuses the run."""
+    run = tmp_path / "run"
+    train_in(tmp_path, flags, 1)
+    ask = words_of("--model", run, "--samples 1 --max-tokens 8 --out", tmp_path / "evaluation")
+    kept = tmp_path / "evaluation" / "generations.jsonl"
+    for _ in range(2):
+        run_well(evaluation, ask)
+        assert len(read_lines(kept)) == 2  # of two held-out problems
+    with (tmp_path / "rewards.py").open("a") as file:
+        file.write("# edited")
+    run_well(evaluation, ask)
+    assert len(read_lines(kept)) == 4
+    with pytest.raises(BadInput, match="its file has changed since the run began; restore it"):
+        resolve(parse_train(["--resume", str(run), "--steps", "3"]))
 
 
 @pytest.mark.parametrize(
