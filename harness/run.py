@@ -68,7 +68,7 @@ class Hooks:
     # of a model in place, before it is sharded; None: all its weights are trained
     adapt: Callable[[PreTrainedModel, int], None] | None = None
     save_model: Callable[[PreTrainedModel, PreTrainedTokenizerBase, Path], None] = save_pretrained
-    # "cost", "closest" and "pool": arguments of `shear.shear_weights`
+    # "cost", "measure", "closest" and "pool": arguments of `shear.shear_weights`
     shear: dict[str, Callable] = field(default_factory=dict)
 
 

@@ -332,11 +332,11 @@ def warm_up(
             load_model(model, START)
             print(f"warm-up: read from {START.name}; --warmup-steps {steps} would do it here")
             return float(saved["loss"])
-    rng = lesson_rng(seed)
+    rng = demonstration_rng(seed)
     return teach(model, lambda: batch_loss(model, lines, forbidden, rng), steps, "warm-up")
 
 
-def lesson_rng(seed: int) -> random.Random:
+def demonstration_rng(seed: int) -> random.Random:
     """The random numbers of a warm-up's demonstrations."""
     return random.Random(f"demonstrations {seed}")
 
@@ -446,7 +446,7 @@ def facts_of_warm_up(
     the first demonstrations. Unlike weights it does not depend on the processor.
     """
     functions = [inspect.getsource(function) for function in (make_model, batch_loss, teach)]
-    rng = lesson_rng(seed)
+    rng = demonstration_rng(seed)
     first = [demonstrations(lines, forbidden, rng) for _ in range(3)]
     digest = hashlib.sha256(repr([functions, sorted(forbidden), first]).encode()).hexdigest()
     sizes = dict(seed=seed, toy_lines=lines, toy_width=model.config.hidden_size, warmup_steps=steps)

@@ -246,10 +246,10 @@ def test_an_edit_of_the_code_is_another_warm_up(monkeypatch):
             assert toy.facts_of_warm_up(model, 1, set(), 1, 0)["digest"] != facts["digest"]
 
 
-def test_no_lesson_of_the_start_shows_a_held_out_problem():
+def test_no_demonstration_of_the_start_shows_a_held_out_problem():
     """The start was taught the demonstrations of these random numbers."""
     forbidden = set(map(itemgetter("problem"), warm_up_of().task.heldout))
-    rng = toy.lesson_rng(0)
+    rng = toy.demonstration_rng(0)
     for _ in range(config_from([]).warmup_steps):
         shown = {problem["problem"] for problem, _ in toy.demonstrations(5, forbidden, rng)}
         assert not shown & forbidden

@@ -9,7 +9,7 @@ functions, which solve every pair of spans: `shear_weights` there returns these 
 they were made of, and takes 8 to 23 times as long on random walks and real text. An edit of it
 changes nothing here, unless its function is given as `cost` or `closest`.
 
-What stays: the names below with their arguments, defaults and shapes, in all versions 0.1.x.
+What stays: the names below with their arguments, defaults and shapes, in all versions 0.2.x.
 Weights that change by more than rounding (1e-4 of them) raise the minor version. All other names
 may change with any version; the trainers' follow TRL and verl.
 """

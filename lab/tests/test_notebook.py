@@ -59,4 +59,5 @@ def test_its_cells_run(cells, taught, monkeypatch, capsys):
     mask = names["mask"]
     assert (omega[mask] > 0).all() and not omega[~mask].any() and 0 < names["correct"].sum() < 8
     assert [*names["changes"]] == ["GRPO", "SHEAR", "SHEAR, mean weight 1"]
+    assert abs(names["changes"]["GRPO"]["wrong, from it on"]) < 0.1  # a mean over tokens, no sum
     assert "mean change of log-probability" in capsys.readouterr().out
