@@ -41,10 +41,17 @@ from typing import Annotated, NamedTuple
 
 import tyro
 
-from base.config import Machine, Sandbox, Template, Texts, check_bounds, end_on_mistakes, read_flags
+from base.config import (
+    Machine,
+    Sandbox,
+    Template,
+    Texts,
+    check_bounds,
+    end_on_mistakes,
+    read_flags,
+    refuse_twice,
+)
 from base.errors import BadInput, printable
-
-LISTS = "--model", "--bench", "--data", "--seeds"  # flags with several values
 
 
 @dataclass(frozen=True)
@@ -78,11 +85,9 @@ class EvalConfig(Machine):
 
 def parse_eval(argv: Sequence[str] | None = None) -> EvalConfig:
     """The flags of an evaluation; raises BadInput."""
-    words = [word.partition("=")[0] for word in (sys.argv[1:] if argv is None else argv)]
-    for name in LISTS:
-        if words.count(name) > 1:  # the last would count alone
-            raise BadInput(f"{name}: is there twice; give all its values after one")
-    config: EvalConfig = read_flags(EvalConfig, argv, prog="python eval.py")
+    words = sys.argv[1:] if argv is None else argv
+    refuse_twice(words)
+    config: EvalConfig = read_flags(EvalConfig, words, prog="python eval.py")
     check_bounds(config, "temperature samples ranks threads generate_batch".split())
     if bool(config.model) == bool(config.saved):
         raise BadInput("give --model or --from")

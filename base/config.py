@@ -33,6 +33,7 @@ from base.options import look_up
 Texts = tyro.conf.UseAppendAction[tuple[str, ...]]
 Template = Literal["auto", "qwen-math", "chat", "plain"]
 Sandbox = Literal["auto", "strict", "process"]  # `grading.sandbox.LEVELS`
+REPEATABLE = "--use", "--method-option"
 MAY_BE_ZERO = "seed warmup_steps max_tokens ranks threads generate_batch keep_models".split()
 # What a resumed run may change: its length, what it saves and measures on the way, how fast it
 # learns, and the machine. A change of the last two makes a run that differs in its bits.
@@ -226,6 +227,8 @@ class First:
 def parse_train(argv: Sequence[str] | None = None) -> Config:
     """The flags of a run; raises BadInput."""
     words = sys.argv[1:] if argv is None else argv
+    if argv is None:  # studies append flags to others, of which the last counts
+        refuse_twice(words)
     first, _ = read_flags(First, words, add_help=False, return_unknown_args=True)
     if first.resume:
         default = saved_config(first.resume)
@@ -238,6 +241,16 @@ def parse_train(argv: Sequence[str] | None = None) -> Config:
     given = {word.partition("=")[0].replace("_", "-") for word in words}
     check(config, default, given)
     return replace(config, warmup_given=default.warmup_given or "--warmup-steps" in given)
+
+
+def refuse_twice(words: Sequence[str]) -> None:
+    """Raise BadInput for a flag that is typed twice, of which the last would count alone."""
+    seen = set()
+    for word in words:
+        name = word.partition("=")[0].replace("_", "-").replace("--no-", "--", 1)
+        if name.startswith("--") and name in seen and name not in REPEATABLE:
+            raise BadInput(f"{name}: is given twice; give it once, with all its values")
+        seen.add(name)
 
 
 def rank_of_torchrun() -> int | None:

@@ -47,20 +47,21 @@ def look_up(
 
 def module_of(text: str) -> ModuleType:
     """The module that a value of --use names, MODULE or FILE.py; raises BadInput for none."""
-    place = text.partition(":")[0]
     with bad_input_on_error(f"--use {text}", "give MODULE or FILE.py"):
-        if not place.endswith(".py") and not find_spec(place):
-            raise ModuleNotFoundError(f"No module named {place!r}")
-        if place.endswith(".py"):
-            Path(place).resolve(strict=True)
-    return module_at(place)
+        return module_at(text.partition(":")[0])
 
 
 def module_at(place: str) -> ModuleType:
-    """The module in a file FILE.py, or the module of that name."""
-    if place.endswith(".py"):
-        return module_in(Path(place).resolve(strict=True))
-    return importlib.import_module(place)
+    """The module in a file FILE.py, or the module of that name.
+
+    Raises ImportError for one that ends the program, whose status would be the run's.
+    """
+    try:
+        if place.endswith(".py"):
+            return module_in(Path(place).resolve(strict=True))
+        return importlib.import_module(place)
+    except SystemExit:
+        raise ImportError("it ends the program") from None
 
 
 @cache  # a file runs once

@@ -76,7 +76,7 @@ class Ranks:
 def on_machine(config: AnyMachine, half: bool = True) -> AnyMachine:
     """Replace `auto` by this machine's device and dtype: bfloat16 on a GPU if `half`.
 
-    Raises BadInput for GPUs that are not there.
+    Raises BadInput for GPUs that are not there, and for many more processes than cores.
     """
     gpus = torch.cuda.device_count()
     device = config.device
@@ -85,6 +85,9 @@ def on_machine(config: AnyMachine, half: bool = True) -> AnyMachine:
         device = "cuda" if gpus else "cpu"
     if device == "cuda" and gpus < max(1, config.ranks):
         raise BadInput(f"--device cuda: torch sees {gpus} GPUs; use --device cpu or fewer --ranks")
+    most = max(8, os.cpu_count() or 1)
+    if device == "cpu" and config.ranks > most:
+        raise BadInput(f"--ranks {config.ranks}: this machine has {os.cpu_count()} cores; lower it")
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" and half else "float32"
     return replace(config, device=device, dtype=dtype)

@@ -156,9 +156,18 @@ def resolve(config: Config) -> Config:
         config = replace(config, max_tokens=toy.response_tokens(config.toy_lines))
     makes_model = TASKS[config.task].makes_model
     config = fsdp.on_machine(config, half=not makes_model)
+    check_shares(config, fsdp.processes(config))
     if makes_model and not config.threads:
         config = replace(config, threads=min(MOST_THREADS, torch.get_num_threads()))
     return config
+
+
+def check_shares(config: Config, ranks: int) -> None:
+    """Raise BadInput where a rank would have no problem of a step or an evaluation."""
+    for name in ("prompts_per_step", "heldout", "eval_groups"):
+        if getattr(config, name) < ranks:
+            reason = f"there are {ranks} ranks; raise it, or start fewer ranks"
+            raise refusal(config, name, reason)
 
 
 def load_run(config: Config, ranks: Ranks) -> Loaded:
@@ -176,10 +185,7 @@ def load_run(config: Config, ranks: Ranks) -> Loaded:
                 model = toy.make_model(config.toy_lines, config.seed, config.toy_width)
                 tokenizer = toy.make_tokenizer(config.toy_lines)
             config, task, notes = make_task(config, tokenizer, models.context_of(model))
-        for name in ("prompts_per_step", "heldout", "eval_groups"):
-            if getattr(config, name) < ranks.world:
-                reason = f"there are {ranks.world} ranks; raise it, or start fewer ranks"
-                raise refusal(config, name, reason)
+        check_shares(config, ranks.world)
         prompts = list(map(task.prompt, task.train + task.heldout))
         models.check_embedded("--model", config.model or "", model, tokenizer, prompts)
         if config.model and hooks.adapt:  # the outline, so that memory is that of what is trained

@@ -37,11 +37,7 @@ def load_reward(text: str) -> Callable[[str, object], Verdict]:
     remedy = "give FILE.py:FUNCTION or MODULE:FUNCTION, a function of response and answer"
     # a file that changes the working directory must not move the run's relative paths
     with contextlib.chdir("."), bad_input_on_error(f"--reward {text}", remedy):
-        try:
-            function = getattr(module_at(place), name)
-        except SystemExit:  # of a script, whose status would be the run's
-            raise ImportError("it ends the program") from None
-        return partial(grade_by, in_order(function))
+        return partial(grade_by, in_order(getattr(module_at(place), name)))
 
 
 def digest_of_reward(text: str) -> str:

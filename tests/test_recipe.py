@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import math
 import re
+import sys
 
 import pytest
 from builders.case_files import DOCS, ROOT, cases
@@ -124,6 +125,24 @@ def test_mistakes_are_answered_without_torch(command, said):
 def test_what_is_the_user_s_own_is_answered_without_torch(words, sentence, said):
     """A file and its rows are checked before torch is imported."""
     assert sentence in said("train.py", words)
+
+
+@pytest.mark.parametrize(
+    "words, flag",
+    [
+        ("--steps 3 --lr 1e-4 --steps 4", "--steps"),
+        ("--lr=1e-4 --lr 2e-4", "--lr"),
+        ("--max_tokens 9 --max-tokens 8", "--max-tokens"),
+        ("--recompute --no-recompute", "--recompute"),
+    ],
+)
+def test_a_flag_that_is_typed_twice_is_refused(words, flag, said, monkeypatch):
+    """Of two the last would count in silence; what a study appends to its flags may count so."""
+    assert f"error: {flag}: is given twice; give it once" in said("train.py", words)
+    assert config.parse_train(["--steps", "3", "--steps", "4"]).steps == 4
+    typed = "train.py --method-option a=1 --use json --method-option b=2 --use math"
+    monkeypatch.setattr(sys, "argv", typed.split())
+    assert config.parse_train().method_option == ("a=1", "b=2")
 
 
 @pytest.mark.parametrize("command", ["train.py", "eval.py"])

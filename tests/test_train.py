@@ -623,6 +623,8 @@ def named(tmp_path_factory, qwen_folder, start) -> Path:
     (folder / "data.jsonl").write_text(problem)
     (folder / "two.jsonl").write_text(2 * problem)
     (folder / "bad.jsonl").write_text(problem + "{")
+    (folder / "broken.py").write_text("nothing")
+    (folder / "ends.py").write_text("raise SystemExit(0)")
     return folder
 
 
@@ -637,6 +639,7 @@ def test_bad_input_is_one_sentence(case, named, monkeypatch, assert_refused):
     # otherwise the hub is asked again and again
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setitem(sys.modules, "tensorboard", None)  # it is not installed
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
     there = sorted(named.rglob("*"))
     assert_refused(train.main, case["flags"].split(), case["words"])
     assert sorted(named.rglob("*")) == there
