@@ -33,6 +33,7 @@ from base.options import look_up
 Texts = tyro.conf.UseAppendAction[tuple[str, ...]]
 Template = Literal["auto", "qwen-math", "chat", "plain"]
 Sandbox = Literal["auto", "strict", "process"]  # `grading.sandbox.LEVELS`
+COLDEST = 1e-4  # of temperatures: a lower one is greedy decoding, or not finite
 REPEATABLE = "--use", "--method-option"
 MAY_BE_ZERO = "seed warmup_steps max_tokens ranks threads generate_batch keep_models".split()
 # What a resumed run may change: its length, what it saves and measures on the way, how fast it
@@ -358,6 +359,10 @@ def check(config: Config, default: Config, given: set[str]) -> None:
         raise refusal(config, "name", f"exists in {config.out}/ already; choose another name")
     if config.rollouts_per_prompt < 2:
         raise refusal(config, "rollouts_per_prompt", "a group needs 2 or more; raise it")
+    if config.seed >= 2**63:
+        raise refusal(config, "seed", "exceeds 63 bits; lower it")
+    if config.name and Path(config.name).name != config.name:
+        raise refusal(config, "name", "is no name of a folder; give --out for the folder around it")
     if config.toy_lines > 26:
         raise refusal(config, "toy_lines", "a letter names each, so 26 at most; lower it")
     if config.prompts_per_step % config.prompts_per_update:
@@ -397,7 +402,8 @@ def check_bounds(config: Any, may_be_zero: Sequence[str]) -> None:
             raise refusal(config, name, "is empty; give a value, or leave the flag out")
         if isinstance(value, int | float) and not isinstance(value, bool):
             is_zero = value == 0 and name in may_be_zero
-            if not (is_zero or 0 < value < math.inf):  # no comparison with NaN holds
+            lowest = COLDEST if name == "temperature" else 0.0
+            if not (is_zero or lowest < value < math.inf):  # no comparison with NaN holds
                 raise refusal(config, name, "is out of bounds; give another number")
 
 

@@ -28,6 +28,19 @@ RESTORE = "restore it, or choose another folder"
 PROGRAM = "shear train"  # the value of "program" in the config.json of a run
 
 
+_locks: set[int] = set()  # the open folders that this process has locked
+
+
+def _forget_locks() -> None:
+    """Close the locked folders in a process that was forked, and would hold the locks, too."""
+    for handle in _locks:
+        os.close(handle)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
 @contextmanager
 def locked_folder(folder: Path) -> Iterator[None]:
     """The folder of --out, made, and locked against other processes; raises BadInput."""
@@ -40,10 +53,13 @@ def locked_folder(folder: Path) -> Iterator[None]:
         if isinstance(error, BlockingIOError):
             reason = "another process is writing there"
         raise BadInput(f"--out {folder}: {reason}; choose another") from error
+    _locks.add(handle)
     try:
         yield
     finally:
-        os.close(handle)
+        if handle in _locks:  # not in a process that was forked inside
+            _locks.remove(handle)
+            os.close(handle)
 
 
 @contextmanager

@@ -85,9 +85,11 @@ def on_machine(config: AnyMachine, half: bool = True) -> AnyMachine:
         device = "cuda" if gpus else "cpu"
     if device == "cuda" and gpus < max(1, config.ranks):
         raise BadInput(f"--device cuda: torch sees {gpus} GPUs; use --device cpu or fewer --ranks")
-    most = max(8, os.cpu_count() or 1)
-    if device == "cpu" and config.ranks > most:
-        raise BadInput(f"--ranks {config.ranks}: this machine has {os.cpu_count()} cores; lower it")
+    cores = os.cpu_count() or 1
+    if device == "cpu" and config.ranks > max(8, cores):
+        raise BadInput(f"--ranks {config.ranks}: this machine has {cores} cores; lower it")
+    if config.threads > max(64, cores):
+        raise BadInput(f"--threads {config.threads}: this machine has {cores} cores; lower it")
     if dtype == "auto":
         dtype = "bfloat16" if device == "cuda" and half else "float32"
     return replace(config, device=device, dtype=dtype)

@@ -16,6 +16,7 @@ the run without a word.
 import contextlib
 import hashlib
 import inspect
+import os
 from collections.abc import Callable
 from functools import cache, partial
 from numbers import Real
@@ -61,12 +62,16 @@ def in_order(function: Callable[..., object]) -> Callable[[str, object], object]
 
 def grade_by(function: Callable[[str, object], object], response: str, answer: object) -> Verdict:
     """The verdict of a function that may return a number or a bool, or fail."""
+    trainer = os.getpid()
     try:
         return as_verdict(function(response, answer))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # of any class, SystemExit too: the function is not ours
         return infra_error(f"--reward: {type(error).__name__}: {error}")
+    finally:
+        if os.getpid() != trainer:  # a copy that the function has forked would go on training
+            os._exit(1)
 
 
 def as_verdict(result: object) -> Verdict:

@@ -2,9 +2,10 @@
 
 import json
 import math
+import os
 import sys
 from asyncio import CancelledError
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -21,7 +22,7 @@ import eval as evaluation
 import train
 from base.config import Problems, parse_train
 from base.errors import BadInput, RunFailed
-from base.files import read_lines
+from base.files import locked_folder, read_lines
 from grpo import group_advantages
 from harness import fsdp
 from harness.run import check_verdicts, resolve
@@ -103,6 +104,26 @@ def test_an_edited_reward_is_another_one(flags, tmp_path):
     assert len(read_lines(kept)) == 4
     with pytest.raises(BadInput, match="its file has changed since the run began; restore it"):
         resolve(parse_train(["--resume", str(run), "--steps", "3"]))
+
+
+def test_a_reward_that_forks_leaves_no_trainer_behind(tmp_path):
+    """The copy ends where the function does, and does not hold the lock of the run's folder."""
+    pipe = os.pipe()
+
+    def forks(response: str, answer: object) -> float:
+        if os.fork() == 0:
+            with suppress(BadInput), locked_folder(tmp_path):
+                os.write(pipe[1], b"no lock is inherited")
+            sys.exit()
+        return 1.0
+
+    with locked_folder(tmp_path):
+        assert grade_by(forks, "", "").reward == 1
+        _, status = os.wait()
+    assert os.waitstatus_to_exitcode(status) == 1
+    os.close(pipe[1])
+    assert os.read(pipe[0], 99) == b""  # the trainer holds it
+    os.close(pipe[0])
 
 
 @pytest.mark.parametrize(
