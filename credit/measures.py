@@ -23,6 +23,10 @@ from credit.batch import Batch, Context, tokens_of
 from grpo import Rollouts
 from shear import Weighed, span_bounds
 
+# Reasons of reward 0 other than "wrong": cut off, without an answer, graders or programs out of
+# time, crashed, and answers that cannot be read.
+ZERO_REASONS = "truncated", "no_answer", "timeout", "crashed", "parse_error"
+
 
 def step_metrics(batch: Batch) -> dict[str, float]:
     """A step's metrics of rollouts and credit, by their names in metrics.jsonl."""
@@ -65,8 +69,8 @@ def credit_spread(batch: Batch) -> dict[str, float]:
 
 
 def reason_shares(reasons: list[str]) -> dict[str, float]:
-    """The shares of responses that are cut off, and of those that hold no answer."""
-    return {name: reasons.count(name) / len(reasons) for name in ("truncated", "no_answer")}
+    """The share of responses that got reward 0 for each of ZERO_REASONS."""
+    return {name: reasons.count(name) / len(reasons) for name in ZERO_REASONS}
 
 
 # ---- rows of samples.jsonl -----------------------------------------------------------------------

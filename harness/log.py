@@ -59,6 +59,7 @@ AUCS = {
     "auc_position": "  how often position alone would do that",
 }
 RARE = "infra_errors", "skipped"  # shown where they are not 0
+TIMEOUTS = 0.01  # share of a step's responses that may be graded as out of time without a warning
 UNCONVERGED = 0.01  # share of a step's pairs of spans that Sinkhorn may leave above its tolerance
 
 
@@ -210,6 +211,12 @@ def log_step(run: Run, metrics: dict, samples: list[dict]) -> None:
         say(f"the other steps take about {duration(left)}")
         for note in notes_of(metrics, run.config, run.rule.needs_states):
             say(note)
+    if metrics.get("timeout", 0) > TIMEOUTS:
+        say_once(
+            run,
+            f"WARNING: over {TIMEOUTS:.0%} of a step's responses took too long to grade, and count "
+            "as wrong: give the graders more CPU cores, or raise --grade-timeout",
+        )
     if metrics.get("unconverged", 0) > UNCONVERGED:
         say_once(
             run,

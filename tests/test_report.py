@@ -65,7 +65,7 @@ def test_step_metrics_are_those_of_the_batch(step):
     metrics = step_metrics(batch)
     mixed = weights[2:, :16]
     expected = dict(reward=0.25, solved=0.5, equal_groups=0.5, length=16, truncated=0.25)
-    expected |= dict(entropy=0.25, unconverged=0.5)
+    expected |= dict(entropy=0.25, unconverged=0.5, timeout=0, crashed=0, parse_error=0)
     expected |= dict(weight_mean=mixed.mean().item(), weight_std=mixed.std().item())
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
     assert 0.5 < metrics["ess"] < 1
@@ -174,11 +174,14 @@ def test_a_step_is_a_row_of_the_table_and_of_the_files(logged, capsys):
     assert not capsys.readouterr().out
 
 
-def test_pairs_that_do_not_converge_are_warned_of_once(logged, capsys):
-    """A share of up to 1% is no warning."""
+@pytest.mark.parametrize(
+    "name, remedy", [("unconverged", "raise --eps"), ("timeout", "raise --grade-timeout")]
+)
+def test_what_goes_wrong_in_more_than_a_hundredth_is_warned_of_once(name, remedy, logged, capsys):
+    """Distances that Sinkhorn has not found, and responses that starved graders call wrong."""
     for step, share in ((2, 0.01), (3, 0.011), (4, 0.5)):
-        log.log_step(logged, METRICS | dict(unconverged=share, step=step), [])
-        warned = "raise --eps" in capsys.readouterr().out
+        log.log_step(logged, METRICS | {name: share, "step": step}, [])
+        warned = remedy in capsys.readouterr().out
         assert warned == (step == 3)
 
 
