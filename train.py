@@ -90,6 +90,7 @@ def train(config: Config, ranks: Ranks) -> None:
     with log.open_folder(loaded) as folder:
         warm_up_policy(loaded, folder)
         run = start_run(loaded, folder)  # FSDP: what is trained lies over all ranks
+        before: dict | None
         if run.config.resume:
             before = checkpoint.restore(run)
         else:

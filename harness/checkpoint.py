@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 from base import files
-from base.errors import BadInput, bad_input_on_error
+from base.errors import bad_input_on_error
 from harness.fsdp import checksum, full, gather, raise_together, refresh
 from harness.log import HEADER_EVERY, print_header, write_config
 from harness.run import Run
@@ -66,39 +66,45 @@ def save(run: Run, step: int) -> None:
     gather(None, run.ranks)  # until it has its name
 
 
-def restore(run: Run) -> dict:
+def restore(run: Run) -> dict | None:
     """Restore everything as it was at the checkpoint of --resume, but for what may change.
 
-    Returns the evaluation before training. Raises BadInput, on all ranks alike, before a file is
-    changed.
+    Returns the evaluation before training, None if its row is lost: training needs no row. Raises
+    BadInput, on all ranks alike, before a file is changed.
     """
     path, about = files.find_checkpoint(Path(run.config.resume or ""))
     step = about["step"]
     with raise_together(run.ranks):
         metrics = rows_until(run.folder / "metrics.jsonl", step)
         samples = rows_until(run.folder / "samples.jsonl", step)
-        first, *steps = metrics or [{}]
-        if len(steps) != step or "before" not in first:
-            raise BadInput(
-                f"--resume {path}: metrics.jsonl lacks rows of its {step} steps; give an older "
-                "checkpoint"
-            )
+    before = next((row["before"] for row in metrics if "before" in row), None)
     load(path, run)
     refresh(run.trained, run.context.policy, run.ranks)
     run.context.step = step
     if run.ranks.main:
         print(f"resumed after step {step} from {path}, which {about['ranks']} rank(s) wrote")
+        for name, rows in (("metrics", metrics), ("samples", samples)):
+            lost = set(range(1, step + 1)) - {row.get("step") for row in rows}
+            if lost:
+                print(
+                    f"WARNING: {name}.jsonl lacks {len(lost)} of {step} steps, from {min(lost)} on"
+                )
         discard_after(run.folder, step)
         files.write_rows(run.folder / "metrics.jsonl", metrics)
         files.write_rows(run.folder / "samples.jsonl", samples)
         write_config(run.config, run.folder)
         if step % HEADER_EVERY:
             print_header()
-    return first["before"]
+    return before
 
 
 def rows_until(path: Path, step: int) -> list[dict]:
-    """The rows that a file had after `step` steps, null as NaN; raises BadInput."""
+    """The rows that a file had after `step` steps, null as NaN; raises BadInput.
+
+    There are none where the file is lost.
+    """
+    if not path.exists():
+        return []
     rows = [files.with_nan(row) for row in files.read_lines(path)]
     return [row for row in rows if row.get("step", 0) <= step and "after" not in row]
 

@@ -321,13 +321,15 @@ def markdown(rows: list[dict[str, str]]) -> list[str]:
     return [printable("| " + " | ".join(line) + " |") for line in zip(*columns, strict=True)]
 
 
-def log_evaluation(run: Run, **found: dict) -> None:
+def log_evaluation(run: Run, **evaluations: dict | None) -> None:
     """Add the last of the evaluations, `before` or `after`, to metrics.jsonl; print all of them.
 
+    `before` is None where a resumed run has lost it.
     Its rollouts, if there are any, go to a file of their own, before.jsonl or after.jsonl.
     """
     if not run.ranks.main:
         return
+    found = {when: evaluation for when, evaluation in evaluations.items() if evaluation}
     when, newest = list(found.items())[-1]
     samples = newest.pop("samples", [])
     files.append_rows(run.folder / "metrics.jsonl", [{when: newest}])
@@ -366,18 +368,20 @@ def smallest_gain(problems: int, spread: float = SPREAD) -> float:
     return ERRORS * spread / math.sqrt(problems)
 
 
-def verdict_of(before: dict, after: dict, steps: list[dict]) -> list[str]:
+def verdict_of(before: dict | None, after: dict, steps: list[dict]) -> list[str]:
     """What the run shows, in sentences, from both evaluations and the metrics of its steps.
 
     A gain is that of the sampled accuracy, paired by problem. It can be told from none if it
     exceeds ERRORS standard errors.
     """
+    if before is None:
+        return ["no gain is known: the evaluation before training is lost"]
     gains = np.array(after["by_problem"]) - np.array(before["by_problem"])  # (problems,)
     mean, error, count = mean_and_error(gains)
     if count < 2:
         return ["too few held-out problems to tell a gain from none: raise --heldout"]
     told = "more than chance" if abs(mean) > ERRORS * error else "it cannot be told from none"
-    no_signal = statistics.mean(row["equal_groups"] for row in steps)
+    no_signal = statistics.mean([row["equal_groups"] for row in steps] or [math.nan])
     return [
         f"gain {100 * mean:+.1f} ± {100 * error:.1f} points, paired by {count} held-out problems: "
         f"{told}",
@@ -386,7 +390,7 @@ def verdict_of(before: dict, after: dict, steps: list[dict]) -> list[str]:
     ]
 
 
-def print_end(run: Run, before: dict, after: dict) -> None:
+def print_end(run: Run, before: dict | None, after: dict) -> None:
     """Print what the run shows, a worked example, and the next commands."""
     if not run.ranks.main:
         return

@@ -98,6 +98,33 @@ def test_metrics_and_samples_are_cut_back(whole, copied):
     assert steps_in(copied) == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    "name, lost, warnings",
+    [
+        (
+            "metrics.jsonl",
+            None,
+            ["metrics.jsonl lacks 3 of 3 steps, from 1 on", "no gain is known"],
+        ),
+        ("metrics.jsonl", 2, ["metrics.jsonl lacks 1 of 3 steps, from 2 on", "gain +"]),
+        ("metrics.jsonl", 0, ["no gain is known: the evaluation before training is lost"]),
+        ("samples.jsonl", None, ["samples.jsonl lacks 3 of 3 steps, from 1 on", "gain +"]),
+    ],
+)
+def test_lost_rows_stop_no_run(name, lost, warnings, whole, copied, capsys):
+    """Training needs none of them. What is lost, a whole file or a line, is told."""
+    file = copied / name
+    rows = file.read_text().splitlines(keepends=True)
+    file.unlink()
+    if lost is not None:
+        file.write_text("".join(rows[:lost] + rows[lost + 1 :]))
+    resume(copied / "checkpoints" / "step-000003")
+    printed = capsys.readouterr().out
+    assert [words for words in warnings if words not in printed] == []
+    ours, theirs = (load_file(run / "model" / "model.safetensors") for run in (copied, whole))
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
 def test_a_run_cut_in_its_last_evaluation_is_ended(whole, copied):
     """After the last step only the evaluation and the saving are left, and are done."""
     shutil.rmtree(copied / "model")
