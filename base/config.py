@@ -147,8 +147,9 @@ class Config(Machine, Shear, Credit, Problems):
     resume: str | None = None  # Folder of the run to resume, or of one of its checkpoints.
     # Digest of the run's problems, which must be the same when it is resumed.
     digest: tyro.conf.Suppress[str | None] = None
-    # Digest of the file of --reward, which must be the same, too.
+    # Digests of the file of --reward and of the prompts' token ids, which must be the same, too.
     reward_digest: tyro.conf.Suppress[str | None] = None
+    token_digest: tyro.conf.Suppress[str | None] = None
 
 
 # ---- tasks ---------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ that folders and files are there, that every rank has work, that the model is on
 trained and sampled as asked, and that prompts and responses fit its context.
 """
 
+import hashlib
 import importlib
 import time
 from collections.abc import Callable, Sequence
@@ -173,37 +174,56 @@ def check_shares(config: Config, ranks: int) -> None:
 def load_run(config: Config, ranks: Ranks) -> Loaded:
     """Load and check a model without its weights, then problems, then the weights.
 
-    Sizes that were not given fit the data. Raises BadInput, on all ranks alike.
+    Sizes that were not given fit the data. A run that is resumed takes the model, its tokenizer and
+    its settings from the checkpoint. Raises BadInput, on all ranks alike.
     """
     with fsdp.raise_together(ranks):
         hooks = Hooks()
         use(hooks, config.use)  # other functions in place of the core's
+        source = config.model
+        if config.resume and source:
+            source = str(files.find_checkpoint(Path(config.resume))[0] / "model")
         with fsdp.main_first(ranks):
-            if config.model:
-                model, tokenizer = models.load_outline(config.model)
+            if source:
+                model, tokenizer = models.load_outline(source)
             else:
                 model = toy.make_model(config.toy_lines, config.seed, config.toy_width)
                 tokenizer = toy.make_tokenizer(config.toy_lines)
             config, task, notes = make_task(config, tokenizer, models.context_of(model))
         check_shares(config, ranks.world)
-        prompts = list(map(task.prompt, task.train + task.heldout))
-        models.check_embedded("--model", config.model or "", model, tokenizer, prompts)
-        if config.model and hooks.adapt:  # the outline, so that memory is that of what is trained
+        prompts = token_ids(tokenizer, list(map(task.prompt, task.train + task.heldout)))
+        models.check_embedded("--model", source or "", model, tokenizer, prompts)
+        config = check_tokens(config, prompts)
+        if source and hooks.adapt:  # the outline, so that memory is that of what is trained
             hooks.adapt(model, config.seed)
         if not config.generate_batch:  # config.json keeps it: the samples depend on it
-            longest = max(map(len, token_ids(tokenizer, prompts)))
+            longest = max(map(len, prompts))
             room = models.room_gb(ranks.device) - models.resident_gb(model, config, ranks.world)
             batch = models.choose_batch(model.config, config, room, longest, config.max_tokens)
             config = replace(config, generate_batch=batch)
-        if ranks.device.type == "cuda" or config.model:
+        if ranks.device.type == "cuda" or source:
             notes += models.memory_notes(model, config, ranks.world, ranks.device)
-        if config.model:
+        if source:
             if ranks.main:
-                print(f"loading {config.model}", flush=True)
-            model = models.load_model(config.model, ranks.device, tokenizer)
+                print(f"loading {source}", flush=True)
+            model = models.load_model(source, ranks.device, tokenizer)
         model.eval()  # throughout: dropout would make sampler and trainer disagree
         context = make_context(config, Policy(model), tokenizer, task, hooks.shear)
         return Loaded(config, ranks, context, hooks, models.stop_ids(model, tokenizer), notes)
+
+
+def check_tokens(config: Config, prompts: list[list[int]]) -> Config:
+    """The configuration with the digest of the prompts' token ids.
+
+    Raises BadInput for a resumed run whose tokenizer encodes them otherwise than it did.
+    """
+    digest = hashlib.sha256(repr(prompts).encode()).hexdigest()[:12]
+    if config.resume and digest != config.token_digest:
+        raise BadInput(
+            f"--resume {config.resume}: the tokenizer in model/ encodes the prompts otherwise than "
+            "the run had them; restore it"
+        )
+    return replace(config, token_digest=digest)
 
 
 def make_task(

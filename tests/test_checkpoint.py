@@ -98,6 +98,33 @@ def test_metrics_and_samples_are_cut_back(whole, copied):
     assert steps_in(copied) == [1, 2, 3, 4]
 
 
+def test_a_resumed_run_takes_the_tokenizer_of_its_checkpoint(qwen_folder, tmp_path, assert_refused):
+    """With its chat template and stop tokens; the folder of --model may have changed, or be gone.
+
+    A saved tokenizer that encodes the prompts otherwise is refused.
+    """
+    base = shutil.copytree(qwen_folder, tmp_path / "base")
+    (tmp_path / "data.jsonl").write_text('{"problem": "1", "answer": "1"}\n' * 20)
+    flags = "--prompts-per-step 2 --rollouts-per-prompt 2 --prompts-per-update 2 --max-tokens 8"
+    flags += (
+        " --heldout 2 --eval-groups 2 --template chat --use builders.alternating --save-every 1"
+    )
+    run_well(train, "--model", base, "--data", tmp_path / "data.jsonl", "--out", tmp_path, flags,
+             "--steps 2 --name whole")  # fmt: skip
+    cut = shutil.copytree(tmp_path / "whole", tmp_path / "cut")
+    for name in ("model", "checkpoints/step-000002"):
+        shutil.rmtree(cut / name)
+    saved = cut / "checkpoints" / "step-000001" / "model"
+    template = saved / "chat_template.jinja"
+    text = template.read_text()
+    template.write_text("x" + text)
+    assert_refused(train.main, ["--resume", cut], "encodes the prompts otherwise", "restore it")
+    template.write_text(text)
+    shutil.rmtree(base)
+    run_well(train, "--resume", cut)
+    assert_same_run(tmp_path / "whole", cut)
+
+
 @pytest.mark.parametrize(
     "name, lost, warnings",
     [
