@@ -86,7 +86,8 @@ class EvalConfig(Machine):
 def parse_eval(argv: Sequence[str] | None = None) -> EvalConfig:
     """The flags of an evaluation; raises BadInput."""
     words = sys.argv[1:] if argv is None else argv
-    refuse_twice(words)
+    if argv is None:
+        refuse_twice(words)
     config: EvalConfig = read_flags(EvalConfig, words, prog="python eval.py")
     check_bounds(config, "temperature samples ranks threads generate_batch".split())
     if bool(config.model) == bool(config.saved):
@@ -148,6 +149,9 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
         names = config.bench or [default_set(paths)]
         sets = load_sets(names, config.data, partial(heldout_set, paths))
         blocks = {path: blocks_of(path, *outlines[path], sets, config) for path in paths}
+    if ranks.main:
+        for note in itertools.chain.from_iterable(loaded.notes for loaded in sets):
+            print(printable(note), flush=True)
     label = "-".join([*paths, *config.bench]).replace("/", "_")[:120]
     folder = Path(config.out or f"evals/{label}")
     with ExitStack() as at_end:
@@ -160,8 +164,6 @@ def evaluate_models(config: EvalConfig, ranks: Ranks) -> None:
             todo = [block for block in blocks[path] if block.key not in done]
             sample_blocks(path, todo, config, generate, ranks, folder)
         if ranks.main:
-            for note in itertools.chain.from_iterable(loaded.notes for loaded in sets):
-                print(printable(note))
             print(printable(f"{folder}/"))
             asked = {block.key for block in itertools.chain.from_iterable(blocks.values())}
             print_table([row for row in read_generations(folder) if key_of(row) in asked])
@@ -224,10 +226,11 @@ def heldout_set(paths: list[str]) -> EvalSet:
     out different ones.
     """
     runs = [task_of_run(path) for path in paths if files.run_of(path)]
-    if len({digest_of(task.heldout) for _, task in runs}) != 1:
+    digests = {digest_of(task.heldout) for _, task in runs}
+    if len(digests) != 1:
         raise BadInput(
-            f"--bench heldout: needs models of one run of train.py, these are of {len(runs)}, with "
-            "other problems; name another set"
+            f"--bench heldout: needs models of one run of train.py, these are of {len(digests)}, "
+            "with other problems; name another set"
         )
     config, task = runs[0]
     is_embedded = task.name == "embedded"

@@ -90,12 +90,12 @@ def sinkhorn(
     C (..., n, m), the costs; masses a (..., n) and b (..., m), uniform if not given, each summing
     to 1; a mass of 0 is padding and contributes exactly nothing, whatever its costs are. `eps` is
     absolute, in units of C. A problem stops at marginal error `tol` (L1, relative to the total mass
-    1) or after `max_iters` iterations; from then on it no longer changes, so a result does not
-    depend on its batch beyond rounding. float64 stays float64, every other dtype becomes float32;
-    the device is the input's. Where eps is below the rounding of the costs (1e-7 of their size in
-    float32) `value` still holds, but the plan is mere rounding. Raises ValueError for eps <= 0,
-    max_iters < 1, masses that are negative or do not sum to 1, and costs that are not finite
-    between two points with mass.
+    1) or after `max_iters` iterations, and no longer changes from then on. So what converges does
+    not depend on its batch beyond `tol`: rounding may move the iteration at which it stops. float64
+    stays float64, every other dtype becomes float32; the device is the input's. Where eps is below
+    the rounding of the costs (1e-7 of their size in float32) `value` still holds, but the plan is
+    mere rounding. Raises ValueError for eps <= 0, max_iters < 1, masses that are negative or do not
+    sum to 1, and costs that are not finite between two points with mass.
     """
     if not eps > 0:
         raise ValueError(f"eps must be positive, got {eps}")

@@ -269,10 +269,12 @@ def backward(run: Run, batch: Batch, rows: Tensor) -> dict[str, float]:
         run.trained.layout.pack,
     )
     for own_rows, is_filler in micro_batches:  # rows (b,)
-        loss, metrics = micro_batch_loss(run, batch, own_rows)
-        # FSDP takes the mean over the ranks; a rank without work runs in step with the others
-        weight = 0 if is_filler else run.ranks.world
-        (loss * weight / n_tokens).backward()
+        credit = batch.token_advantages[own_rows]  # (b, T)
+        if is_filler:  # a rank without work runs in step with the others, for nothing
+            credit = torch.zeros_like(credit)
+        loss, metrics = micro_batch_loss(run, batch, own_rows, credit)
+        # FSDP takes the mean over the ranks
+        (loss * run.ranks.world / n_tokens).backward()
         if not is_filler:
             metrics["loss"] = loss.item()
             sums = {name: sums[name] + metrics[name] for name in sums}
@@ -285,15 +287,17 @@ def backward(run: Run, batch: Batch, rows: Tensor) -> dict[str, float]:
     }
 
 
-def micro_batch_loss(run: Run, batch: Batch, rows: Tensor) -> tuple[Tensor, dict[str, float]]:
-    """`policy_loss` of some rows (b,) of the batch under the policy that is trained."""
+def micro_batch_loss(
+    run: Run, batch: Batch, rows: Tensor, credit: Tensor
+) -> tuple[Tensor, dict[str, float]]:
+    """`policy_loss` of rows (b,) of the batch, with token advantages (b, T), under the policy."""
     config = run.config
     rollouts = batch.rollouts.take(rows)
     width = rollouts.ids.shape[1]
     return policy_loss(
         run.trained(rollouts, run.context.temperature).log_probs,  # (b, t), with gradient
         batch.log_probs[rows, :width],
-        batch.token_advantages[rows, :width],
+        credit[:, :width],
         rollouts.mask,
         config.clip_low,
         config.clip_high,

@@ -109,7 +109,7 @@ class Machine:
     # Number format of the forward and backward pass; auto: bfloat16 on cuda.
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     ranks: int = 0  # Number of processes, unless torchrun starts them; 0: one per GPU.
-    # CPU threads per process; 0: torch's default, and on the embedded task at most 4.
+    # CPU threads per process; 0: torch's default, at most 4 where the embedded task is trained.
     threads: int = 0
     # Responses generated at a time; 0: what a GPU of this size holds, 512 on a CPU.
     generate_batch: int = 0
@@ -242,7 +242,9 @@ def parse_train(argv: Sequence[str] | None = None) -> Config:
         config = replace(config, prompts_per_update=groups)
     given = {word.partition("=")[0].replace("_", "-") for word in words}
     check(config, default, given)
-    return replace(config, warmup_given=default.warmup_given or "--warmup-steps" in given)
+    if not config.resume:
+        config = replace(config, warmup_given="--warmup-steps" in given)
+    return config
 
 
 def refuse_twice(words: Sequence[str]) -> None:

@@ -146,13 +146,15 @@ def closest_by_rollout(
         for start, end in span_bounds(length, settings.window, settings.stride):
             own.append((row, start, end))
     found: list[list[ClosestSpan]] = [[] for _ in mask]
-    for own, opposing, distances, indices in (
+    for own, opposing, of_own, own_to in (
         (right, wrong, closest.of_right, closest.right_to),
         (wrong, right, closest.of_wrong, closest.wrong_to),
     ):
+        distances = (of_own / weighed.nbar).tolist()
+        indices = own_to.tolist()
         for number, (row, start, end) in enumerate(own):
-            distance = distances[number].item() / weighed.nbar
-            found[row].append(ClosestSpan(start, end, distance, *opposing[indices[number]]))
+            other = opposing[indices[number]]
+            found[row].append(ClosestSpan(start, end, distances[number], *other))
     return found
 
 

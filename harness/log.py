@@ -208,8 +208,9 @@ def log_step(run: Run, metrics: dict, samples: list[dict]) -> None:
             say(f"{name} {metrics[name]:.4g}")
     if step == 1:
         left = (run.config.steps - 1) * values["s_per_step"]
-        say(f"the other steps take about {duration(left)}")
-        for note in notes_of(metrics, run.config, run.rule.needs_states):
+        if left:
+            say(f"the other steps take about {duration(left)}")
+        for note in notes_of(metrics, run.config):
             say(note)
     if metrics.get("timeout", 0) > TIMEOUTS:
         say_once(
@@ -246,10 +247,10 @@ def print_header() -> None:
     tqdm.write("\n" + "step".ljust(8) + "".join(titles))
 
 
-def notes_of(metrics: dict, config: Config, has_spans: bool) -> list[str]:
+def notes_of(metrics: dict, config: Config) -> list[str]:
     """What shows in a first step: rewards that teach nothing, and weights that are all alike.
 
-    `has_spans` is true of SHEAR, and of every rule that compares states as it does.
+    Those are of SHEAR and of every rule that compares spans, which log nbar.
     """
     notes = []
     if metrics["equal_groups"] == 1:
@@ -258,16 +259,15 @@ def notes_of(metrics: dict, config: Config, has_spans: bool) -> list[str]:
             f"{metrics['truncated']:.0%} of responses are cut off (raise --max-tokens), "
             f"{metrics['no_answer']:.0%} have no answer (change --template): docs/faq.md"
         )
-    if not has_spans:
+    if "nbar" not in metrics:
         return notes
     if len(span_bounds(int(metrics["length"]), config.window, config.stride)) == 1:
         notes.append("WARNING: one span per response, so one weight for all tokens: lower --window")
-    if "nbar" in metrics:  # some group is mixed
-        floor = metrics["eps_over_nbar"] * math.log(config.window)
-        note = f"nbar {metrics['nbar']:.3g}: equal spans are up to {floor:.2f} of it apart"
-        if floor > ALIKE * metrics["weight_mean"]:
-            note += "; nearly all tokens weigh alike: lower --eps, or --window"
-        notes.append(note)
+    floor = metrics["eps_over_nbar"] * math.log(config.window)
+    note = f"nbar {metrics['nbar']:.3g}: equal spans are up to {floor:.2f} of it apart"
+    if floor > ALIKE * metrics["weight_mean"]:
+        note += "; nearly all tokens weigh alike: lower --eps, or --window"
+    notes.append(note)
     return notes
 
 

@@ -15,10 +15,12 @@ trained and sampled as asked, and that prompts and responses fit its context.
 
 import hashlib
 import importlib
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -41,6 +43,7 @@ from tasks.reward import digest_of_reward, load_reward
 from tasks.task import Task, choose_template, digest_of, split
 
 EVALUATION = 2**31  # instead of a step, before and after training alike
+ASSIGNS_TASK = re.compile(r"^\s*(?:\w+\.)*TASKS\[.+\] = ", re.M)
 MOST_THREADS = 4  # of a rank on the embedded task, whose model is tiny
 
 
@@ -131,13 +134,19 @@ def use(hooks: Hooks, modules: Sequence[str]) -> None:
     for text in modules:
         module = module_of(text)
         change = getattr(module, "use", None)
-        makes_task = any(spec.make.startswith(f"{module.__name__}:") for spec in TASKS.values())
-        if not change and not makes_task and "rule" not in vars(module):
+        if not change and not enters_something(module):
             reason = "has no function use(hooks), and enters no rule or task"
             raise BadInput(f"--use {text}: {reason}; leave it out")
         change = change or replace_nothing
         given = filter(None, text.partition(":")[2].split(","))
         change(hooks, **options_of(change, given, f"--use {text}"))
+
+
+def enters_something(module: ModuleType) -> bool:
+    """Whether importing a module enters a rule or a task: it has `rule`, or assigns to TASKS."""
+    file = getattr(module, "__file__", None) or ""
+    text = Path(file).read_text(encoding="utf-8") if file.endswith(".py") else ""
+    return "rule" in vars(module) or ASSIGNS_TASK.search(text) is not None
 
 
 def replace_nothing(hooks: Hooks) -> None:
@@ -158,8 +167,9 @@ def resolve(config: Config) -> Config:
     makes_model = TASKS[config.task].makes_model
     config = fsdp.on_machine(config, half=not makes_model)
     check_shares(config, fsdp.processes(config))
-    if makes_model and not config.threads:
-        config = replace(config, threads=min(MOST_THREADS, torch.get_num_threads()))
+    if makes_model and (config.resume or not config.threads):  # perhaps on more ranks than before
+        most = config.threads or MOST_THREADS
+        config = replace(config, threads=min(most, torch.get_num_threads()))
     return config
 
 
@@ -178,12 +188,12 @@ def load_run(config: Config, ranks: Ranks) -> Loaded:
     its settings from the checkpoint. Raises BadInput, on all ranks alike.
     """
     with fsdp.raise_together(ranks):
-        hooks = Hooks()
-        use(hooks, config.use)  # other functions in place of the core's
         source = config.model
         if config.resume and source:
             source = str(files.find_checkpoint(Path(config.resume))[0] / "model")
         with fsdp.main_first(ranks):
+            hooks = Hooks()
+            use(hooks, config.use)  # other functions in place of the core's
             if source:
                 model, tokenizer = models.load_outline(source)
             else:

@@ -42,9 +42,12 @@ def load_reward(text: str) -> Callable[[str, object], Verdict]:
 
 
 def digest_of_reward(text: str) -> str:
-    """A digest of the file that a value of --reward names; what the file imports is not in it."""
-    module = module_at(text.rpartition(":")[0])
-    return hashlib.sha256(Path(str(module.__file__)).read_bytes()).hexdigest()[:12]
+    """A digest of the file that a value of --reward names; what the file imports is not in it.
+
+    It is empty for a module of Python's own without a file.
+    """
+    file = getattr(module_at(text.rpartition(":")[0]), "__file__", None)
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:12] if file else ""
 
 
 def in_order(function: Callable[..., object]) -> Callable[[str, object], object]:

@@ -13,6 +13,7 @@ import csv
 import glob
 import gzip
 import json
+import logging
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -92,6 +93,7 @@ def table_of(path: Path) -> "Dataset":
 
     check_is_file(path).open("rb").close()  # a folder's splits would be read as one
     datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(logging.CRITICAL)  # an error is one sentence
     # a cache of its own: the usual one finds a file by path and time, and would hand out the rows
     # that a file had before it was written again
     with tempfile.TemporaryDirectory() as cache:
@@ -113,7 +115,7 @@ def _as_written(value: object, kind: "pyarrow.DataType") -> object:
     """A value of a column of this type, where float16 and float32 have the digits they need."""
     if isinstance(value, dict):
         return {name: _as_written(part, kind.field(name).type) for name, part in value.items()}
-    if isinstance(value, list) and hasattr(kind, "value_type"):  # a map is a list, too
+    if isinstance(value, list) and hasattr(kind, "value_type"):
         return [_as_written(part, kind.value_type) for part in value]
     if isinstance(value, float) and str(kind) in ("float", "halffloat"):
         return float(str(kind.to_pandas_dtype()(value)))

@@ -442,13 +442,15 @@ def facts_of_warm_up(
 ) -> dict[str, str]:
     """What decides a warm-up's result, as metadata of a file.
 
-    The digest is of the functions that make and teach the model, of the held-out problems and of
-    the first demonstrations. Unlike weights it does not depend on the processor.
+    The digest is of the functions that make and teach the model, of the vocabulary, the held-out
+    problems and the first demonstrations. Unlike weights it does not depend on the processor.
     """
-    functions = [inspect.getsource(function) for function in (make_model, batch_loss, teach)]
+    code = [inspect.getsource(make_model), inspect.getsource(batch_loss)]
+    code += [inspect.getsource(pad_right), inspect.getsource(teach)]
     rng = demonstration_rng(seed)
     first = [demonstrations(lines, forbidden, rng) for _ in range(3)]
-    digest = hashlib.sha256(repr([functions, sorted(forbidden), first]).encode()).hexdigest()
+    decides = [code, symbols_of(lines), sorted(forbidden), first]
+    digest = hashlib.sha256(repr(decides).encode()).hexdigest()
     sizes = dict(seed=seed, toy_lines=lines, toy_width=model.config.hidden_size, warmup_steps=steps)
     return {name: str(size) for name, size in sizes.items()} | {"digest": digest}
 

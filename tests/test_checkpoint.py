@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import threading
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from safetensors.torch import load_file
 
 import train
 from base import files
+from base.config import parse_train
 from base.errors import BadInput
 from harness import checkpoint, log
 from harness.run import load_run, start_run
@@ -123,6 +125,18 @@ def test_a_resumed_run_takes_the_tokenizer_of_its_checkpoint(qwen_folder, tmp_pa
     shutil.rmtree(base)
     run_well(train, "--resume", cut)
     assert_same_run(tmp_path / "whole", cut)
+
+
+def test_a_resumed_run_keeps_whether_its_warm_up_was_typed(tmp_path):
+    """Typed again with the run's own value, the flag must not tell the run from its checkpoints."""
+    settings = asdict(config_from([]))
+    about = {"step": 1, "ranks": 1, "checksum": 0, "settings": settings}
+    saved = tmp_path / "checkpoints" / "step-000001"
+    saved.mkdir(parents=True)
+    files.write_json(saved / "complete.json", about)
+    files.write_json(tmp_path / "config.json", settings)
+    config = parse_train(["--resume", str(tmp_path), "--warmup-steps", "600"])
+    assert not config.warmup_given and parse_train(["--warmup-steps", "600"]).warmup_given
 
 
 @pytest.mark.parametrize(

@@ -324,7 +324,7 @@ def test_a_rank_without_work_gets_a_filler():
 
 
 def test_rollouts_of_several_ranks_become_one_batch(tiny):
-    """Hooks of different widths keep every prompt and response where its mask says."""
+    """Parts of different widths keep every prompt and response where its mask says."""
     whole = sample_rollouts(tiny)
     again = Rollouts.cat([whole.take(torch.arange(3)), whole.take(torch.arange(3, 8))])
     assert again.texts == whole.texts and torch.equal(again.truncated, whole.truncated)

@@ -25,7 +25,7 @@ FLOORS = [
 ]
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 SOURCES = [ROOT / f"{name}.py" for name in sorted(PAPER)]
-ROOMS = {room for room in set(FLOOR) - PAPER if "." not in room}
+ROOMS = set(FLOOR) - PAPER
 SOURCES += [path for room in sorted(ROOMS) for path in (ROOT / room).rglob("*.py")]
 TESTS = list((ROOT / "tests").rglob("*.py"))
 
@@ -36,8 +36,8 @@ def room_of(path: Path) -> str:
 
 
 def floor_of(path: Path) -> int:
-    """The floor of a file: its own, or its room's."""
-    return FLOOR.get(dotted(path), FLOOR[room_of(path)])
+    """The floor of a file's room."""
+    return FLOOR[room_of(path)]
 
 
 @cache

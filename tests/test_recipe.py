@@ -128,17 +128,18 @@ def test_what_is_the_user_s_own_is_answered_without_torch(words, sentence, said)
 
 
 @pytest.mark.parametrize(
-    "words, flag",
+    "command, words, flag",
     [
-        ("--steps 3 --lr 1e-4 --steps 4", "--steps"),
-        ("--lr=1e-4 --lr 2e-4", "--lr"),
-        ("--max_tokens 9 --max-tokens 8", "--max-tokens"),
-        ("--recompute --no-recompute", "--recompute"),
+        ("train.py", "--steps 3 --lr 1e-4 --steps 4", "--steps"),
+        ("train.py", "--lr=1e-4 --lr 2e-4", "--lr"),
+        ("train.py", "--max_tokens 9 --max-tokens 8", "--max-tokens"),
+        ("train.py", "--recompute --no-recompute", "--recompute"),
+        ("eval.py", "--model M --model R", "--model"),
     ],
 )
-def test_a_flag_that_is_typed_twice_is_refused(words, flag, said, monkeypatch):
+def test_a_flag_that_is_typed_twice_is_refused(command, words, flag, said, monkeypatch):
     """Of two the last would count in silence; what a study appends to its flags may count so."""
-    assert f"error: {flag}: is given twice; give it once" in said("train.py", words)
+    assert f"error: {flag}: is given twice; give it once" in said(command, words)
     assert config.parse_train(["--steps", "3", "--steps", "4"]).steps == 4
     typed = "train.py --method-option a=1 --use json --method-option b=2 --use math"
     monkeypatch.setattr(sys, "argv", typed.split())

@@ -15,7 +15,7 @@ from builders.runs import config_from, run_of
 from base import files
 from base.config import Shear
 from credit.measures import credit_vs_first_error, sample_rows, step_metrics, worked_example
-from credit.rules import RULES, with_options
+from credit.rules import RULES
 from grpo import Rollouts, group_advantages
 from harness import log
 from harness.fsdp import Ranks
@@ -201,7 +201,11 @@ def test_the_header_repeats(shown, repeats, logged, capsys):
             dict(equal_groups=1.0, no_answer=0.0),
             "rewards are equal in each group",
         ),
-        ("", dict(length=12.0), "one span per response"),
+        (
+            "",
+            dict(length=12.0, nbar=13.0, eps_over_nbar=0.05, weight_mean=0.9),
+            "one span per response",
+        ),
         ("", dict(nbar=13.0, eps_over_nbar=0.5, weight_mean=0.9), "lower --eps, or --window"),
         ("", dict(nbar=13.0, eps_over_nbar=0.05, weight_mean=0.9), ""),
         ("--method grpo", dict(length=12.0), ""),
@@ -210,7 +214,7 @@ def test_the_header_repeats(shown, repeats, logged, capsys):
 def test_a_first_step_that_teaches_little_says_why(flags, found, words):
     """Equal rewards teach nothing; one span a response, or a high floor, blurs SHEAR's weights."""
     config = config_from(flags.split())
-    notes = " ".join(log.notes_of(METRICS | found, config, with_options(config).needs_states))
+    notes = " ".join(log.notes_of(METRICS | found, config))
     assert words in notes
     assert bool(words) == ("WARNING" in notes or "alike" in notes)
 

@@ -254,11 +254,16 @@ def test_a_filler_row_counts_for_nothing(make_step, monkeypatch):
     """A rank without work runs it beside the others: neither gradients nor metrics change."""
     step = make_step()
     step.freeze()
-    plain = step.update(torch.ones(step.mask.shape))
+    credit = torch.ones(step.mask.shape)
+    plain = step.update(credit)
+    without_row = credit.clone()
+    without_row[3] = torch.nan  # its mini-batch is skipped, and must be the only one
+    of_others = step.update(without_row)
     own = train.fsdp.own_micro_batches
     filler = (torch.tensor([3]), True)
     monkeypatch.setattr(train.fsdp, "own_micro_batches", lambda *inputs: [*own(*inputs), filler])
-    assert step.update(torch.ones(step.mask.shape)) == plain and plain["grad_norm"] > 0
+    assert step.update(credit) == plain and plain["grad_norm"] > 0
+    assert step.update(without_row) == of_others and of_others["skipped"] == 1
 
 
 def test_updates_that_are_not_finite_are_skipped(make_step):
