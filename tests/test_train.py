@@ -28,6 +28,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import train
 from base import files
+from base.config import TASKS
 from base.errors import BadInput, RunFailed
 from base.files import read_lines
 from credit import rules
@@ -37,6 +38,7 @@ from grading.sandbox import SandboxError
 from grpo import Rollouts, group_advantages, pad_left, rollout, token_ids
 from harness import models
 from harness import run as load
+from harness.run import Hooks
 from rewards import Verdict
 from shear import Weighed, shear_weights
 from tasks import toy
@@ -611,6 +613,18 @@ def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(
     monkeypatch.setattr("grading.sandbox.choose_level", raising(error))
     words = f"--task code --model {qwen_folder} --data d --sandbox strict".split()
     assert_refused(train.main, words, "--sandbox strict", "not permitted")
+
+
+def test_a_module_of_use_must_do_something(tmp_path):
+    """It replaces a function, or enters a rule or a task; importing TASKS enters none."""
+    enters = 'TASKS["small"] = replace(TASKS["embedded"], ignores="")'
+    imports = "from dataclasses import replace\nfrom base.config import TASKS\n"
+    (tmp_path / "entering.py").write_text(imports + enters)
+    (tmp_path / "importing.py").write_text(imports + 'ABOUT = TASKS["embedded"].about')
+    load.use(Hooks(), [f"{tmp_path}/entering.py"])
+    assert TASKS.pop("small").ignores == ""
+    with pytest.raises(BadInput, match="enters no rule or task; leave it out"):
+        load.use(Hooks(), [f"{tmp_path}/importing.py"])
 
 
 @pytest.fixture(scope="module")
