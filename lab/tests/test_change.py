@@ -58,10 +58,10 @@ def own(name: str):
 def test_a_file_of_an_empty_folder_trains(name, tmp_path, monkeypatch):
     """It passes the checks before torch is imported, trains a step, and stands in the run's files."""
     shutil.copy(LEARN / f"{name}.py", tmp_path)
-    words = words_of(BRIEF_FLAGS, FILES[name].format(f"{name}.py"), SIZES)
-    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    own_flags = FILES[name].format(f"{name}.py").split()
+    monkeypatch.setattr(sys, "argv", ["train.py", *own_flags])
     check_inputs()
-    run_well(train, words)
+    run_well(train, BRIEF_FLAGS, own_flags, SIZES)
     config = json.loads((tmp_path / "runs/run/config.json").read_text())
     assert f"{name}.py" in f"{config['use']} {config['reward']}"
     row = read_lines(tmp_path / "runs/run/samples.jsonl")[0]
