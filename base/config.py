@@ -16,6 +16,7 @@ data or the number of ranks is checked in `harness/run.py`.
 
 import math
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +34,7 @@ from base.options import look_up
 Texts = tyro.conf.UseAppendAction[tuple[str, ...]]
 Template = Literal["auto", "qwen-math", "chat", "plain"]
 Sandbox = Literal["auto", "strict", "process"]  # `grading.sandbox.LEVELS`
+SURROGATE = re.compile("[\ud800-\udfff]")
 COLDEST = 1e-4  # of temperatures: a lower one is greedy decoding, or not finite
 REPEATABLE = "--use", "--method-option"
 MAY_BE_ZERO = "seed warmup_steps max_tokens ranks threads generate_batch keep_models".split()
@@ -403,6 +405,8 @@ def check_bounds(config: Any, may_be_zero: Sequence[str]) -> None:
     for name, value in asdict(config).items():
         if value == "":
             raise refusal(config, name, "is empty; give a value, or leave the flag out")
+        if isinstance(value, str) and SURROGATE.search(value):  # what Python could not decode
+            raise refusal(config, name, "has characters that the locale lacks; give other ones")
         if isinstance(value, int | float) and not isinstance(value, bool):
             is_zero = value == 0 and name in may_be_zero
             lowest = COLDEST if name == "temperature" else 0.0

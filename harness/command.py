@@ -4,10 +4,12 @@
     interruptible(run)   Ctrl-C ends the run after the step that is being taken
     check_inputs()       a run's flags and its file of --data
 
-The status is 0, 1 if the command cannot continue, 2 for bad input, 130 after Ctrl-C. Any other
-error shows Python's traceback. This file imports no torch, so that flags are read at once.
+The status is 0, 1 if the command cannot continue or the disk is full, 2 for bad input, 130 after
+Ctrl-C. Any other error shows Python's traceback. This file imports no torch, so that flags are read
+at once.
 """
 
+import errno
 import functools
 import io
 import logging
@@ -52,6 +54,11 @@ def run_command(main: Callable[..., int | None]) -> Callable[..., int]:
         except torch.OutOfMemoryError:
             print(NO_MEMORY, file=sys.stderr)
             raise
+        except Exception as error:
+            if not is_of_a_full_disk(error):
+                raise
+            print(printable(f"error: {error}: free some disk, then go on"), file=sys.stderr)
+            return 1  # this rank's alone, so the launcher ends the others
         if sentence and not rank:
             print(printable(sentence), file=sys.stderr)
         # not after other errors, which one rank alone may have
@@ -60,6 +67,12 @@ def run_command(main: Callable[..., int | None]) -> Callable[..., int]:
         return status
 
     return command
+
+
+def is_of_a_full_disk(error: Exception) -> bool:
+    """Whether there was no space left to write to; safetensors has an error of its own for it."""
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return is_full or f"(os error {errno.ENOSPC})" in str(error)
 
 
 def set_up_process() -> None:

@@ -23,7 +23,7 @@ import copy
 import math
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,7 @@ from transformers import (
 from base.config import Config, Machine
 from base.errors import BadInput, cause
 from base.files import config_of
-from grpo import AT_ONCE, end_to_end, rollout, token_ids
+from grpo import AT_ONCE, PADDED, Layout, hf_generate, rollout, token_ids
 from tasks.task import render
 
 # A folder's own code is never run. False, and not unset: transformers would ask on the terminal.
@@ -210,8 +210,26 @@ def computes_as_ours(
         return False
     if policy.dtype != torch.float32 and policy.num_parameters() <= EXACT:
         policy = copy.deepcopy(policy).float()
+    # an odd number of pads, which are no whole block of tokens that a model may compress
+    prompts = [ids[:3], 2 * ids]
+    return samples_as_it_scores(policy, tokenizer, prompts, hf_generate, PADDED, 0.0)
+
+
+@torch.no_grad()
+def samples_as_it_scores(
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: list[list[int]],
+    generate: Callable[..., torch.Tensor],
+    layout: Layout,
+    temperature: float,
+) -> bool:
+    """Whether a sampler's logits of two tokens for each prompt are those of scoring in a layout.
+
+    A sampler that does not call the policy cannot be asked, and counts as right.
+    """
     head = policy.get_output_embeddings()
-    sampled = []  # the logits of each token, (2, V)
+    sampled = []  # the logits of each token, (b, V)
     hooks = [
         # a cap hardly changes small logits
         head.register_forward_hook(lambda module, inputs, logits: LARGE * logits.float()),
@@ -219,21 +237,27 @@ def computes_as_ours(
             lambda module, inputs, output: sampled.append(output.logits[:, -1])
         ),
     ]
-    rollouts = rollout(
-        policy,
-        tokenizer,
-        # an odd number of pads, which are no whole block of tokens that a model may compress
-        [ids[:3], 2 * ids],
-        1,
-        max_tokens=2,
-        temperature=0.0,
-        stops=[],
-    )
-    whole, is_response, _ = end_to_end(rollouts)  # (2, S), (2, S)
-    states = policy.base_model(input_ids=whole, use_cache=False).last_hidden_state  # (2, S, d)
-    ours = head(states[:, :-1][is_response[:, 1:]])  # (4, V)
-    for hook in hooks:
-        hook.remove()
+    try:
+        rollouts = rollout(
+            policy,
+            tokenizer,
+            prompts,
+            1,
+            max_tokens=2,
+            temperature=temperature,
+            stops=[],
+            generate=generate,
+        )
+        ids, is_response, model_kwargs = layout.lay_out(rollouts)  # (2, S), (2, S)
+        states = policy.base_model(
+            input_ids=ids, use_cache=False, **model_kwargs
+        ).last_hidden_state  # (2, S, d)
+        ours = head(states[:, :-1][is_response[:, 1:]])  # (4, V)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if len(sampled) != 2:
+        return True
     difference = (torch.stack(sampled, 1).flatten(0, 1) - ours).abs().max()
     bound = ROUNDING.get(policy.dtype, ROUNDING_HALF)
     return bool(difference <= bound * ours.abs().max())  # false if any is NaN

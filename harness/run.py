@@ -396,7 +396,32 @@ def start_run(loaded: Loaded, folder: Path) -> Run:
     torch.nn.Module.to(model, loaded.ranks.device)
     layout = loaded.hooks.layout(model) if loaded.hooks.layout else PADDED
     trained, context.policy, optimizer = fsdp.shard(model, layout, config, loaded.ranks)
+    check_sampler(loaded)
     return Run(**vars(loaded), folder=folder, rule=rule, trained=trained, optimizer=optimizer)
+
+
+def check_sampler(loaded: Loaded) -> None:
+    """Raise BadInput, on all ranks, where functions of --use sample or score another model.
+
+    The plain ones are compared when a model is loaded (`models.computes_as_ours`).
+    """
+    generate = loaded.hooks.generate
+    context = loaded.context
+    model = context.policy.model
+    layout = context.policy.layout
+    if generate is hf_generate and layout is PADDED:
+        return
+    ids = context.tokenizer("1 + 1 =")["input_ids"]
+    long = (64 * ids)[: int(min(64, models.context_of(model) // 2))]
+    prompts = [ids[:3], long, long]  # two rollouts of one prompt, which a layout may read once
+    with fsdp.raise_together(loaded.ranks):
+        if not models.samples_as_it_scores(
+            model, context.tokenizer, prompts, generate, layout, context.temperature
+        ):
+            raise BadInput(
+                f"--use {' '.join(loaded.config.use)}: the log-probabilities of sampling and of "
+                "scoring differ; leave it out"
+            )
 
 
 def prepare_rule(loaded: Loaded, folder: Path) -> Rule:

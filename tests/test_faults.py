@@ -20,7 +20,7 @@ import pytest
 import torch
 from builders.case_files import cases
 from builders.commands import BRIEF_FLAGS, MakesAFolder, interrupt, raising, run_well, words_of
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 import eval as evaluation
@@ -225,11 +225,11 @@ def test_a_run_that_diverges_names_the_last_checkpoint(copied, monkeypatch, caps
 
 
 def test_an_error_is_a_traceback_after_how_to_go_on(copied, monkeypatch, capsys):
-    """A full disk is one; the line before it names --resume."""
-    full = raising(OSError(errno.ENOSPC, "No space left on device", "x"))
-    monkeypatch.setattr("harness.checkpoint.save", full)
+    """A broken disk is one; the line before it names --resume."""
+    broken = raising(OSError(errno.EIO, "Input/output error", "x"))
+    monkeypatch.setattr("harness.checkpoint.save", broken)
     run = copied / "run"
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="Input/output error"):
         train.main(["--resume", str(run), "--steps", "3"])
     assert capsys.readouterr().err == f"resume with: python train.py --resume {run}\n"
 
@@ -239,6 +239,22 @@ def test_too_little_memory_names_what_to_lower(capsys):
     with pytest.raises(torch.OutOfMemoryError):
         run_command(raising(torch.OutOfMemoryError("CUDA out of memory")))([])
     assert "lower --micro-tokens" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("I/O error: No space left on device (os error 28)"),
+    ],
+)
+def test_a_full_disk_is_one_sentence(error, capsys):
+    """The status is 1; other errors of the system keep their traceback."""
+    assert run_command(raising(error))([]) == 1
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1 and message.endswith("free some disk, then go on\n")
+    with pytest.raises(PermissionError):
+        run_command(raising(PermissionError(errno.EACCES, "denied")))([])
 
 
 def test_numbers_that_are_not_known_are_null(tmp_path):

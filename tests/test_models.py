@@ -1,11 +1,12 @@
 """Models that are refused, and a prompt that is read once."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
 from builders.commands import words_of
-from builders.runs import ALONE
+from builders.runs import ALONE, config_from, run_of, sharded
 from builders.small_models import (
     family_model,
     save_model,
@@ -15,7 +16,8 @@ from builders.small_models import (
 
 import eval as evaluation
 import train
-from grpo import rollout
+from base.errors import BadInput
+from grpo import Layout, end_to_end, hf_generate, rollout
 from harness import models
 
 
@@ -107,3 +109,33 @@ def test_prompts_with_a_token_without_an_embedding_are_refused(
     assert_refused(train.main, [*flags, *data], "--model", words)
     data = words_of("--bench amc23 --data", f"amc23={tmp_path / 'x.jsonl'}")
     assert_refused(evaluation.main, [*flags, *data], "--model", words)
+
+
+def attending_to_padding(model, prompt_ids, prompt_mask, **options):
+    """A wrong stand-in for `hf_generate`."""
+    return hf_generate(model, prompt_ids, torch.ones_like(prompt_mask), **options)
+
+
+def one_token_late(rollouts):
+    """A wrong stand-in for `end_to_end`."""
+    ids, is_response, model_kwargs = end_to_end(rollouts)
+    return ids.roll(1, dims=1), is_response, model_kwargs
+
+
+@pytest.mark.parametrize(
+    "hook, value, is_right",
+    [
+        ("generate", lambda *inputs, **options: hf_generate(*inputs, **options), True),
+        ("generate", attending_to_padding, False),
+        ("layout", lambda model: Layout(end_to_end), True),
+        ("layout", lambda model: Layout(one_token_late), False),
+    ],
+)
+def test_functions_of_use_must_sample_and_score_one_model(hook, value, is_right, tiny):
+    """They are compared before the first step, as the run has them."""
+    config = config_from(["--use", "builders.generating", "--temperature", "0.7"])
+    loaded = run_of(config, None, *tiny)
+    setattr(loaded.hooks, hook, value)
+    told = pytest.raises(BadInput, match="the log-probabilities of sampling and of scoring")
+    with nullcontext() if is_right else told:
+        sharded(loaded)

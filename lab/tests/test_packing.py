@@ -8,8 +8,11 @@ import torch
 from adapters import add_adapter
 from builders.near import assert_near
 from builders.rollouts import gradients, random_prompts, unlike_rollouts
+from builders.runs import config_from, run_of, sharded
 from builders.small_models import FAMILIES, family_model, small_gpt2
+from transformers import AttentionInterface
 
+from base.errors import BadInput
 from grpo import PADDED, Policy, Rollouts, score
 from harness import fsdp
 from lab.fast import packing
@@ -101,3 +104,22 @@ def test_only_full_attention_packs(packs, family, options):
     assert (packing_of(model) != PADDED) == packs
     other = small_gpt2()
     assert packing_of(other) == PADDED and other.config._attn_implementation == "sdpa"
+
+
+def test_a_wrong_packed_attention_is_refused_before_a_run_starts(tiny, monkeypatch):
+    """The plain functions are compared when a model is loaded, packed rows once they are set."""
+    loaded = run_of(config_from(["--use", "lab.fast"]), None, *tiny)
+    loaded.hooks.layout = packing_of
+    sharded(loaded)
+
+    def across_rollouts(*inputs, segments=None, **options):
+        if segments:
+            whole = [sum(segments.lengths)]
+            segments = segments._replace(lengths=whole, shared=[(0, 0)])
+        return packing.packed_attention(*inputs, segments=segments, **options)
+
+    monkeypatch.setitem(AttentionInterface._global_mapping, "packed", across_rollouts)
+    loaded = run_of(config_from(["--use", "lab.fast"]), None, *tiny)
+    loaded.hooks.layout = packing_of
+    with pytest.raises(BadInput, match="the log-probabilities of sampling and of scoring differ"):
+        sharded(loaded)
