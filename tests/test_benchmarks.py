@@ -28,9 +28,10 @@ from grpo import Rollouts, hf_generate
 from harness.fsdp import Ranks
 from harness.generations import finished
 from harness.log import mean_and_error
-from harness.models import context_of
+from harness.models import context_of, stop_ids
 from tasks import benchmarks
 from tasks.benchmarks import BENCHMARKS, SUITES, EvalSet, livecodebench_row, load_benchmark
+from tasks.task import Task
 
 PUBLISHED = {case["set"]: case for case in cases("published.jsonl")}
 LCB = PUBLISHED["livecodebench"]["row"]
@@ -352,6 +353,24 @@ def test_ranks_make_together_what_one_makes(stand_in, monkeypatch, tmp_path, ask
         ask(loaded, TWO, Ranks(rank, 2, ALONE.device))
     assert [call["draw"] for call in calls] == [draws[0], draws[2], draws[1]]
     assert sorted(written, key=itemgetter("problem", "sample")) == alone
+
+
+def test_what_eval_samples_with_is_what_was_asked(tiny, ask, monkeypatch):
+    """The stop tokens are the model's, its weights in --dtype; held-out copies stay wrong."""
+    model, tokenizer = tiny
+    plain = evaluation.rollout
+    asked = {}
+
+    def noted(model, *inputs, **options):
+        asked.update(options, dtype=model.dtype)
+        return plain(model, *inputs, **options)
+
+    monkeypatch.setattr(evaluation, "rollout", noted)
+    ask(math_set(1), replace(ONE, dtype="bfloat16", max_tokens=2))
+    assert asked["stops"] == stop_ids(model, tokenizer) and asked["dtype"] == torch.bfloat16
+    kept = Task("own", [], [{"problem": "1+1", "answer": "2"}], None, None, refuse_copies=True)
+    heldout = replace(math_set(1), task=kept)
+    assert evaluation.task_of(heldout, "plain", tokenizer, ONE).refuse_copies
 
 
 def test_the_limit_leaves_room_for_the_prompt(stand_in, tiny, ask, capsys):

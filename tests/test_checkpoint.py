@@ -190,6 +190,22 @@ def test_a_half_removed_checkpoint_is_never_chosen(copied, monkeypatch):
     ] == 3
 
 
+def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
+    """A seventh digit does not change it."""
+    for step in (1_000_000, 999_999, 10):
+        saved = tmp_path / "checkpoints" / f"step-{step:06d}"
+        saved.mkdir(parents=True)
+        (saved / "complete.json").touch()
+    assert steps_in(tmp_path) == [10, 999_999, 1_000_000]
+
+
+def test_the_last_evaluation_of_an_earlier_end_goes(copied):
+    """Its rollouts would stand beside others until the resumed run ends."""
+    (copied / "after.jsonl").write_text("{}")
+    checkpoint.discard_after(copied, 3)
+    assert not (copied / "after.jsonl").exists() and steps_in(copied) == [1, 2, 3]
+
+
 def test_a_resumed_run_may_learn_more_slowly(copied):
     """A run that is resumed with --lr 1e-12 takes this rate, not the one that its optimizer saved."""
     folder = copied / "checkpoints" / "step-000003"

@@ -111,6 +111,15 @@ def test_prompts_with_a_token_without_an_embedding_are_refused(
     assert_refused(evaluation.main, [*flags, *data], "--model", words)
 
 
+def test_rounding_leaves_the_rotary_frequencies(tiny):
+    """In bfloat16 they would turn far tokens by wrong angles."""
+    model, _ = tiny
+    frequencies = model.model.rotary_emb.inv_freq.clone()
+    models.round_weights(model, torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+    assert torch.equal(model.model.rotary_emb.inv_freq, frequencies)
+
+
 def attending_to_padding(model, prompt_ids, prompt_mask, **options):
     """A wrong stand-in for `hf_generate`."""
     return hf_generate(model, prompt_ids, torch.ones_like(prompt_mask), **options)

@@ -12,6 +12,7 @@ from builders.case_files import cases
 from builders.rollouts import batch_of
 from builders.runs import config_from, run_of
 
+import train
 from base import files
 from base.config import Shear
 from credit.measures import credit_vs_first_error, sample_rows, step_metrics, worked_example
@@ -77,6 +78,8 @@ def test_step_metrics_are_those_of_the_batch(step):
         group_size=4,
         problems=batch.problems[:1],
     )
+    partly = dataclasses.replace(one, rewards=torch.tensor([0.3, 0.2, 0.0, 0.4]))
+    assert step_metrics(partly)["solved"] == 0  # a response is right above .5
     of_one = step_metrics(one)
     expected = dict(reward=1 / 3, equal_groups=0, infra_errors=1, solved=1)
     assert {name: of_one[name] for name in expected} == pytest.approx(expected)
@@ -97,6 +100,16 @@ def test_samples_are_of_the_first_mixed_group(step):
     first = sample_rows(context, batch, {"shear": weights}, group=0)
     assert [row["response"] for row in first] == [WRONG] * 2
     assert credit_vs_first_error(context, batch, "shear")["samples"] == first
+
+
+def test_a_step_shows_its_first_mixed_group(step):
+    """The first group is all wrong; with --keep-samples all are shown."""
+    tokenizer, task, batch, _ = step
+    context = Mock(tokenizer=tokenizer, task=task)
+    for keeps, texts in ((False, [RIGHT, WRONG]), (True, [WRONG, WRONG, RIGHT, WRONG])):
+        run = Mock(context=context, config=Mock(keep_samples=keeps, method="shear"))
+        rows = train.samples_of(run, batch, 6)
+        assert [row["response"] for row in rows] == texts and rows[0]["step"] == 7
 
 
 def test_samples_have_the_closest_span_of_each_span(step):

@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from itertools import chain
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import huggingface_hub
 import pyarrow
@@ -353,6 +354,19 @@ def test_numbers_of_a_table_keep_their_digits(kind, tmp_path):
     assert list(read_rows(path))[:3] == rows[:3]
     problems, _ = load_problems("math", str(path))
     assert [problem["answer"] for problem in problems] == ["0.1", "2.7", "27", "0.5"]
+
+
+def test_the_order_of_problems_is_in_their_digest():
+    """A run that is resumed draws by place."""
+    config = config_from(["--toy-lines", "1", "--heldout", "8"])
+    tokenizer = toy.make_tokenizer(1)
+    task, _ = toy.task(config, tokenizer, "")
+    digests = set()
+    for order in (1, -1):
+        made = replace(task, train=task.train[::order])
+        with patch.object(toy, "task", lambda *inputs, made=made: (made, [])):
+            digests.add(make_task(config, tokenizer, 512)[0].digest)
+    assert len(digests) == 2
 
 
 def test_a_table_that_was_written_again_is_read_again(tmp_path):

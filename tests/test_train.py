@@ -238,6 +238,28 @@ def test_rollouts_without_advantage_cost_no_pass(make_step):
     assert step.update(0 * some)["grad_norm"] == 0
 
 
+def test_metrics_are_means_over_all_blocks_and_ranks():
+    """They are sums and numbers until the end, so that unequal parts count as they should."""
+    mask = torch.ones(2, 3).bool()
+    rollouts = replace(rollouts_like(mask), prompt_ids=mask.long(), prompt_mask=mask)
+    parts = []
+    for values in ([1.0], [2.0, 3.0]):
+        part = graded(rollouts, [Verdict(1.0, ""), Verdict(0.0, "")], [{}])
+        part.log_probs = part.entropies = part.token_advantages = torch.zeros(2, 3)
+        part.log("x", torch.tensor(values))
+        parts.append(part)
+    assert Batch.cat(parts, [{}, {}]).metrics == {"x": 2.0}
+
+
+def test_training_samples_up_to_the_stop_tokens_of_the_run(make_step):
+    """They are all that the model's folder names, not the tokenizer's one."""
+    step = make_step()
+    step.run.stops = [5, 7]
+    with mock.patch("harness.run.rollout") as rollout:
+        load.sample(step.run, step.problems, 2, 1.0)
+    assert rollout.call_args.kwargs["stops"] == [5, 7]
+
+
 def test_rollouts_without_credit_count_in_the_loss_s_mean(make_step):
     """Half of the rollouts have no credit; the mean is over the tokens of all.
 
