@@ -119,10 +119,10 @@ def test_shear_learns_the_embedded_task(tmp_path):
     """From a warm-up to a better policy: held-out accuracy rises, and weights find the error.
 
     There are two lines a problem, a fourth of the parameters and fewer steps; the rest are
-    defaults. Greedy accuracy rose by .12 to .16 with three seeds of training, sampled accuracy by
-    .07 to .13. It fails if credit, loss or update pull the wrong way: then both fall.
+    defaults. Greedy accuracy rose by .16 to .32 with three seeds of training, sampled accuracy by
+    .05 to .10. It fails if credit, loss or update pull the wrong way: then both fall.
     """
-    flags = "--toy-lines 2 --toy-width 64 --steps 16 --heldout 128 --eval-groups 16 --name run"
+    flags = "--toy-lines 2 --toy-width 64 --steps 16 --heldout 128 --eval-groups 64 --name run"
     run_well(train, flags, "--out", tmp_path)
     first, *_, last = read_lines(tmp_path / "run" / "metrics.jsonl")
     before = first["before"]
