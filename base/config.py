@@ -16,7 +16,6 @@ data or the number of ranks is checked in `harness/run.py`.
 
 import math
 import os
-import re
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -28,13 +27,12 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import tyro
 
 from base import files
-from base.errors import BadInput, printable
+from base.errors import SURROGATE, BadInput, printable
 from base.options import look_up
 
 Texts = tyro.conf.UseAppendAction[tuple[str, ...]]
 Template = Literal["auto", "qwen-math", "chat", "plain"]
 Sandbox = Literal["auto", "strict", "process"]  # `grading.sandbox.LEVELS`
-SURROGATE = re.compile("[\ud800-\udfff]")
 COLDEST = 1e-4  # of temperatures: a lower one is greedy decoding, or not finite
 REPEATABLE = "--use", "--method-option"
 MAY_BE_ZERO = "seed warmup_steps max_tokens ranks threads generate_batch keep_models".split()

@@ -5,8 +5,13 @@
 This file imports none of ours, and no torch, so that flags are read at once.
 """
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+# Half of a surrogate pair: JSON can spell one, and Python takes one for a byte that it cannot
+# decode. No file of UTF-8 holds it, and no tokenizer reads it.
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class BadInput(ValueError):

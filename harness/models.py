@@ -248,11 +248,11 @@ def samples_as_it_scores(
             stops=[],
             generate=generate,
         )
-        ids, is_response, model_kwargs = layout.lay_out(rollouts)  # (2, S), (2, S)
+        ids, is_response, model_kwargs = layout.lay_out(rollouts)  # (b, S), (b, S)
         states = policy.base_model(
             input_ids=ids, use_cache=False, **model_kwargs
-        ).last_hidden_state  # (2, S, d)
-        ours = head(states[:, :-1][is_response[:, 1:]])  # (4, V)
+        ).last_hidden_state  # (b, S, d)
+        ours = head(states[:, :-1][is_response[:, 1:]])  # (2 b, V)
     finally:
         for hook in hooks:
             hook.remove()

@@ -33,10 +33,10 @@ import re
 from collections.abc import Iterable
 from typing import TypeGuard
 
-from base.errors import BadInput
+from base.errors import SURROGATE, BadInput
 from grading.readings import UNMATCHED, read_answer
 from rewards import last_box, style_of
-from tasks.rows import SURROGATE, from_file, from_hub, lacks
+from tasks.rows import from_file, from_hub, lacks
 
 # The key under which a problem of a kind holds what a response is graded against.
 REFERENCES = {"math": "answer", "code": "tests"}

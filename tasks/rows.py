@@ -14,7 +14,6 @@ import glob
 import gzip
 import json
 import logging
-import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -26,9 +25,6 @@ from base.errors import bad_input_on_error
 if TYPE_CHECKING:
     import pyarrow
     from datasets import Dataset
-
-# Half of a surrogate pair: JSON can spell one, but no tokenizer reads it.
-SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def lacks(row: dict, needed: str) -> ValueError:
