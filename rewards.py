@@ -52,7 +52,6 @@ import numpy as np
 from tqdm import tqdm
 
 from grading import sandbox
-from grading.readings import is_copied
 from grading.sandbox import SandboxError
 from grading.workers import in_worker
 
@@ -183,16 +182,6 @@ def grade_math(solution: str, gold: str, timeout_s: float = 5.0) -> Verdict:
         return verdict(in_worker(answer, gold, timeout_s))
     except OSError as error:
         return infra_error(error)
-
-
-def without_copies(graded: Verdict, response: str, gold: str, problem: str) -> Verdict:
-    r"""The verdict, or "copied" for a right answer that only repeats a calculation of the problem.
-
-    \boxed{4 + 5} for "What is 4 + 5?" is right only if the gold answer is written so.
-    """
-    if graded.reason == "correct" and is_copied(last_box(response) or "", gold, problem):
-        return verdict("copied")
-    return graded
 
 
 def without_dollars(text: str) -> str:

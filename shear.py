@@ -255,12 +255,15 @@ def shear_weights(
     0 where the mask is 0; a rollout whose mask is all 0 is in neither set. `eps` is in units of
     nbar, or, with `eps_unit` "raw", in the costs' unit, as in the paper. The hooks have the
     signatures of their defaults; `pool` takes distances in units of nbar. Raises ValueError for a
-    bad window or stride, another `eps_unit`, a state that is not finite, and, where distances are
-    computed, for eps <= 0.
+    bad window or stride, another `eps_unit`, a verdict that is neither bool nor 0 or 1, a state
+    that is not finite, and, where distances are computed, for eps <= 0.
     """
     if eps_unit not in ("nbar", "raw"):
         raise ValueError(f'eps_unit must be "nbar" or "raw", got {eps_unit!r}')
     span_bounds(0, window, stride)  # raises for a bad window or stride, also without two sides
+    others = correct[(correct != 0) & (correct != 1)]  # NaN is among them
+    if len(others):
+        raise ValueError(f"correct must be bool, or 0 and 1; it has {others[0].item()}")
     mask = mask.bool()
     correct = correct.bool()
     states = hidden[mask] if hidden.dim() == 3 else hidden  # (N, d)

@@ -94,11 +94,12 @@ def sinkhorn(
     not depend on its batch beyond `tol`: rounding may move the iteration at which it stops. float64
     stays float64, every other dtype becomes float32; the device is the input's. Where eps is below
     the rounding of the costs (1e-7 of their size in float32) `value` still holds, but the plan is
-    mere rounding. Raises ValueError for eps <= 0, max_iters < 1, masses that are negative or do not
-    sum to 1, and costs that are not finite between two points with mass.
+    mere rounding. Raises ValueError for an eps that is not positive and finite, max_iters < 1,
+    masses that are negative or do not sum to 1, and costs that are not finite between two points
+    with mass.
     """
-    if not eps > 0:
-        raise ValueError(f"eps must be positive, got {eps}")
+    if not 0 < eps < float("inf"):
+        raise ValueError(f"eps must be positive and finite, got {eps}")
     if max_iters < 1:
         raise ValueError(f"max_iters must be at least 1, got {max_iters}")
     dtype = torch.float64 if C.dtype == torch.float64 else torch.float32
@@ -111,13 +112,18 @@ def sinkhorn(
     scaled = (C.reshape(-1, n, m).permute(1, 2, 0) / eps).contiguous()  # (n, m, N) C / eps
     if not scaled.isfinite().all():
         raise ValueError(f"cost / eps is not finite between two points with mass (eps = {eps})")
-    f, g, error, iterations = _iterate(
-        scaled, a.reshape(-1, n).T, b.reshape(-1, m).T, max_iters, tol
-    )
+    rows = a.reshape(-1, n).T
+    columns = b.reshape(-1, m).T
+    if (scaled < 0.01).all():  # float32 would round away costs that are far below eps
+        scaled = scaled.double()
+        rows = rows.double() / rows.double().sum(0)
+        columns = columns.double() / columns.double().sum(0)
+    f, g, error, iterations = _iterate(scaled, rows, columns, max_iters, tol)
     count(error, tol)
-    f = (eps * f.T).reshape(a.shape).masked_fill(a == 0, 0.0)
-    g = (eps * g.T).reshape(b.shape).masked_fill(b == 0, 0.0)
-    return Transport(C, a, b, eps, (f, g), error.reshape(batch), iterations.reshape(batch))
+    f = (eps * f.T).to(dtype).reshape(a.shape).masked_fill(a == 0, 0.0)
+    g = (eps * g.T).to(dtype).reshape(b.shape).masked_fill(b == 0, 0.0)
+    error = error.to(dtype).reshape(batch)
+    return Transport(C, a, b, eps, (f, g), error, iterations.reshape(batch))
 
 
 _counts = [0, 0]  # problems of this process that stopped above `tol`, and all

@@ -51,16 +51,35 @@ NAMES = {
     "degree": r"^\\circ ", "lg": r"\\log_{10}", "varnothing": r"\\emptyset ", "prime": "'",
     "lor|vee": r"\\text{or}", "land|wedge": r"\\text{and}", "mid|vert": "|", "colon": ":",
     "qquad": r"\\quad ", r"not\s?\\in": r"\\notin ", "thickapprox|simeq|doteq": r"\\approx ",
+    "ast": "*",
 }  # fmt: skip
 UPRIGHT = (
     r"\\(?:text(?:[a-z]{2}|normal)?|math(?:[a-z]{2}|normal)(?<!bb)|boldsymbol|bm|[mh]box|emph|"
     r"underline|operatorname\*?|bf|rm|it|tt|sf)\s*(?=\{)"
 )
 SYMBOL = (
-    r"(?:[kcdmμnMG]?(?:m|g|s|L|l|N|J|W|V|A|Pa|Hz|Ω|mol|cal|eV)|"
-    r"h|hr|min|sec|d|ft|in|yd|mi|lbs?|oz|mph|K|C|F|USD|EUR|INR|cents|deg|%)"
+    r"(?:[kcdmμnMG]?(?:m|g|s|L|l|N|J|W|V|A|Pa|Hz|Ω|mol|cal|eV|Wh|Ah)|"
+    r"[kKMGT]B|ha|gal|qt|pt|dB|rpm|h|hr|min|sec|d|ft|in|yd|mi|lbs?|oz|mph|K|C|F|USD|EUR|INR|cents|deg|%)"
 )
 GROUP = r"(?:[^{}]|\{[^{}]*\})*"
+# what stands between a round bracket and its counterpart
+ROUND = r"((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)"
+# As on a keyboard: x**2, 6.02 x 10^23, +-2, >=5, pi/2, sqrt 2.
+KEYBOARD = [
+    (r"(?<=[\w)}\]])\s?\*\*\s?(?=[\w({\\-])", "^"),
+    (r"(?<=[\w)}\]])\s?\*\s?(?=[\w({\\-])", r"\\cdot "),
+    (r"(?<=[0-9])\s?x\s?(?=10\s?\^)", r"\\times "),
+    (r"\+\s?/\s?-|^\+-|\+-(?=\s?\\?sqrt)", r"\\pm "), (">=", r"\\geq "), ("<=", r"\\leq "),
+    (r"(?<![\\A-Za-z{])(pi|alpha|beta|gamma|delta|theta|lambda|sigma|phi|omega)(?![A-Za-z]|\s[A-Za-z]{3})",
+     r"\\\1 "),
+    (r"(?<![\\A-Za-z])(sqrt)(?=\s?[0-9(a-z\\])", r"\\\1 "),
+    (rf"(?<![\\A-Za-z])cbrt\({ROUND}\)", r"\\sqrt[3]{\1}"),
+    (rf"(?<![\\A-Za-z])abs\({ROUND}\)", r"|\1|"),
+    (r"(?<![A-Za-z])log([0-9]+)\s?(?=\()", r"log_{\1}"),
+    # a bracket after ^, _ and a root is its argument: 2^(n-1), a_(n+1)
+    *[(rf"([\^_√]|\\sqrt(?:\[[^\[\]]*\])?)\s?\({ROUND}\)", r"\1{\2}"),
+      (r"([\^_])\[([^\[\]]*)\]", r"\1{\2}")] * 2,
+]  # fmt: skip
 TEX = [
     *CHARACTERS,
     # a system: \left\{\begin{array}{l}x=1\\y=2\end{array}\right.
@@ -71,7 +90,7 @@ TEX = [
      r"\1{cases}"),
     (r"``([^'`]*)''|[“”]", r"\1"), ("或", " or "), ("[和与且]", " and "),
     ("[¼-¾⅐-⅞]", lambda m: r"\frac{" + normalize("NFKC", m[0]).replace("⁄", "}{") + "}"),
-    ("[⁰¹²³⁴-⁹⁻]+", r"^{\g<0>}"), ("[₀-₉]+", r"_{\g<0>}"), (r"√\s?\(([^()]*)\)", r"√{\1}"),
+    ("[⁰¹²³⁴-⁹⁻]+", r"^{\g<0>}"), ("[₀-₉]+", r"_{\g<0>}"),
     (r"(?<=[0-9])(?:,\\!|\{,\})\s*(?=[0-9]{3})", ""),  # thousands: 1,\!000 and 1{,}000
     (r"\\\\\s?\[[0-9.]+\s?[a-z]{2}\]", r"\\\\"),  # \\[4pt] between the rows of a matrix
     (r"(?<!\\)\\[!()\[\]]\s?|\\(?:text|page)?color(?:\[\w+\])?\{[^{}]*\}|"
@@ -83,6 +102,7 @@ TEX = [
      r"\\(?:f|frame)box(?![a-z])|\\(?:ensuremath|smash|[lr]lap)(?![a-z]))+", " "),  # one space
     *[(rf"\\(?:{names})(?![A-Za-z])\s?", name) for names, name in NAMES.items()],
     (r"\\not\s?=", r"\\neq "), (r"\\%", "%"), (r"\\&", r"\\text{and}"),
+    *KEYBOARD,
     (r"\\begin\{array\}\s?\{[^{}]*\}|\\begin\{(?:[bBp]|small)?matrix\}", r"\\begin{pmatrix}"),
     (r"\\end\{(?:array|(?:[bBp]|small)?matrix)\}", r"\\end{pmatrix}"),
     (UPRIGHT, r"\\text"), (r"\{\\(?:bf|rm|it|tt|sf)(?![a-z])", r"\\text{"),
@@ -189,6 +209,8 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\^\{\^\{(.*?)\}\}", r"^{\1}"),  # 30^\degree
     (r"(\\[A-Za-z]+)\s(?![A-Za-z])", r"\1"),
     (r"\\text\{\s?([^{}]*?)\s?\}", r"\\text{\1}"), (r"\s+", " "),
+    (r"(?<=[0-9}]\s)(?:sq|cu)\.?\s(?=[a-z])", ""),  # powers of units do not count: 7 sq. ft, 7 m2
+    (r"(?<=[0-9]\s)([kcdm]?m|ft|in|yd|mi)[23](?![0-9A-Za-z])", r"\1"),
     (r"\s?([-+*/=<>^_&|])\s?|\s(?=[)}\]]|\\(?!text|quad|mu|Omega)[a-z])|(?<=[({\[])\s", r"\1"),
     (r"[(\[]?(\\begin\{pmatrix\}.*\\end\{pmatrix\})[)\]]?", r"\1"),
     # a system is a list of its rows; a piecewise value keeps its rows
@@ -235,7 +257,8 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"^(?:\\text\{)?(USD|EUR|INR|pounds)\}?\s?([0-9.,\s]+)$", r"\2\\text{\1}"),
     (r"(?:\\text\{)?\b(?:US|USD|EUR|pounds|GBP|INR|CAD|AUD|JPY|CHF|CNY|Rs)\b\.?\}?\s?(?=\\?\$|[0-9])|"
      r"\\?\$|¥", ""),  # and 1.5e3
-    (r"(?<![\w.])([0-9]*\.[0-9]+)(?:[eE]|\\text\{E\})\+?(-?[0-9]+)(?![\w.])", r"\1\\cdot10^{\2}"),
+    (r"(?<![\w.])([0-9]*\.[0-9]+|[0-9]+(?=[eE]\+?[0-9]))(?:[eE]|\\text\{E\})\+?(-?[0-9]+)(?![\w.])",
+     r"\1\\cdot10^{\2}"),
     # thousands: 1,000 beside a unit or in a list, and 1 000
     (r"(?:(?<=[=;])|(?<=[,;]\s)|(?<=d\s)|(?<=r\s)|^)"
      r"[-+]?[1-9][0-9]{0,2}(?:,[0-9]{3})+(?![0-9]|,[0-9])|"
@@ -293,19 +316,30 @@ HEDGE = (
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty)(?!-))"
 )
 NO_UNIT = rf"(?:and|or|not|but|for|at|if|when|where|with|[kMB](?!\}}\\Omega)|[ap]\.?m|{HEDGE})"
+# A plain word: of two letters, or of three without a vowel, if it is known to be one, as 2 rt and
+# 5 mgh are products. So are letters in the order of the alphabet: 3 abc.
+PLAIN_WORD = (
+    r"(?!a?b?c?d?x?y?z?(?![A-Za-z]))"
+    r"(?:[A-Za-z][a-z]{3,}|(?=[A-Za-z]?[a-z]?[aeiou])[A-Za-z][a-z]{2}|tsp|ppl|pts|bpm|hrs|"
+    r"(?:yr|wk|pc|qt)s?|mo|ct|ox|of(?:\san?)?)"
+)
+WORD = rf"(?!(?i:{NO_UNIT}|pi|ln|log|sin|cos|tan|exp|mod|mil|bil|doz)\b){PLAIN_WORD}"
 # Upright words; a plain unit, after a space if it has one letter; other words after a space.
 UNIT_ITEM = (
     rf"(?:\\text\{{(?!(?:squared|cubed|[eix-z]\b)|[^{{}}]*\b{NO_UNIT}\b|"
     r"[^{}]*[万亿百千十倍半余多约左右上下不非几])"
     r"[A-Za-z一-鿿\s.,/-]+\}|"
     r"(?:(?<=[0-9/({])(?:[kcm]m|kg|mg|m[lL]|ft|lbs?|oz|min|mph)|"
-    rf"(?:(?<=[0-9}})]\s)|(?<=\s[(\[])|(?<=[/{{])|(?<=t\s)|(?<=\\mu\s)|"
+    rf"(?:(?<=[0-9}})]\s)|(?<=\s[(\[])|(?<=[/{{])|(?<=t\s)|(?<=\\mu\s)|(?<=\\pi\s)(?=[a-z]{{2}})|"
     rf"(?<=[mgsNJWVAh}}]\s)){SYMBOL}|"
-    rf"(?:(?<=[0-9a-z}})]\s)|(?<=\s[(\[]))(?!{NO_UNIT}\b|(?<=[0-9}}]\s)(?:squared|cubed)\b)"
-    r"[a-z]{4,})(?![A-Za-z'])|"
+    rf"(?:(?<=[0-9a-z}})]\s)|(?<=\s[(\[])|(?<=[0-9a-z]/))"
+    rf"(?!(?<=[0-9}}]\s)(?:squared|cubed)\b){WORD})(?![A-Za-z'])|"
     r"\\mu\s?|(?:\s?[kM])?\\Omega|\^\{\\circ\}(?:\s?[CF](?![a-z]))?)(?:\^\{-?[0-9]\})?"
 )
-UNIT = re.compile(rf"(\s?(?:[(\[]|\\frac\{{)?{UNIT_ITEM}(?:[\s/(){{}}\]]|\\cdot\s?|{UNIT_ITEM})*)")
+UNIT = re.compile(
+    rf"((?:\s?(?:[(\[]|\\frac\{{)?|/(?=[a-z]{{4}}|day)){UNIT_ITEM}"
+    rf"(?:[\s/(){{}}\]]|\\cdot\s?|{UNIT_ITEM})*)"
+)
 # Other spellings of units; powers do not count.
 UNIT_NAMES: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\^\{\\circ\}(?!\s?[CF])|\bdegrees?(?!\s[CF])", "deg"),
@@ -317,7 +351,9 @@ UNIT_NAMES: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\bsecs?\b", "s"), (r"\bhrs?\b|小时", "h"), ("minutes?|分钟", "min"), ("inch(?:es)?", "in"),
     ("foot|feet", "ft"), ("pounds?|lbs", "lb"), ("L", "l"), ("dollars?", "USD"), ("euros?", "EUR"),
     ("[Cc]elsius", "C"), ("[Ff]ahrenheit", "F"), ("days?", "d"), ("miles?", "mi"),
-    ("yards?", "yd"), ("ounces?", "oz"),
+    ("mph", "mi h"), ("yards?", "yd"), ("ounces?", "oz"), ("gallons?", "gal"),
+    ("quarts?|qts", "qt"), ("pints?", "pt"), ("hectares?", "ha"), ("decibels?", "dB"),
+    ("kilobytes?", "KB"), ("megabytes?", "MB"), ("gigabytes?", "GB"), ("terabytes?", "TB"),
 ]  # fmt: skip
 
 

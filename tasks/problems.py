@@ -19,9 +19,9 @@ are dropped.
   - Eurus's and verl's: "prompt" (messages) and "reward_model" {"ground_truth"}, which decides
     whatever other columns say.
 Capital letters in the names of columns do not matter.
-Rows of a "level" outside 3 to 5 (math), or of another task's "ability", are left out. A row that
-cannot be used is an error that names it; in published sets, which have "gt_answer", "solution" or
-"reward_model", it is dropped, and a warning counts these rows and names the first.
+MATH's rows of a "level" outside 3 to 5, and rows of another task's "ability", are left out. A row
+that cannot be used is an error that names it; in published sets, which have "gt_answer", "solution"
+or "reward_model", it is dropped, and a warning counts these rows and names the first.
 
 This file imports no torch, so that a mistake in a file is named at once.
 
@@ -30,12 +30,13 @@ Left out: evaluation sets (`tasks/benchmarks.py`).
 
 import json
 import re
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import TypeGuard
 
 from base.errors import SURROGATE, BadInput
-from grading.readings import UNMATCHED, read_answer
-from rewards import last_box, style_of
+from rewards import style_of
+from tasks.answers import boxed_answer, doubt_of, read_answer
 from tasks.rows import from_file, from_hub, lacks
 
 # The key under which a problem of a kind holds what a response is graded against.
@@ -50,9 +51,13 @@ ANSWER = "gt_answer", "ground_truth_answer", "answer"
 PUBLISHED = {"gt_answer", "reward_model", "solution"}  # columns of sets from the hub
 FILTERS = {"math": " of levels 3 to 5, or of none", "code": ' of ability "code", or of none'}
 NAMED = 5  # rows, at most, that a warning names
-# TeX's \boxed 2: up to the next space or the end of the formula, without a full stop
-UNBRACED = re.compile(r"\\boxed(?![a-zA-Z])\s*+([^\s{$][^\s$]*?)[.,;]*(?=\s|\$|\\[)\]]|\Z)")
+# Rows of MATH have these columns; those of levels 1 and 2 are left out.
+MATH_COLUMNS = {"gt_answer", "level"}, {"solution", "level", "type"}, {"level", "unique_id"}
 LEVELS = re.compile(r"(None)?|\D*[345](\.0)?")  # none, 4, "4", "Level 4"; not "Level ?"
+# What a chat template writes: <|im_start|>, DeepSeek's, Gemma's, Mistral's and Llama's.
+TEMPLATE_MARK = re.compile(
+    r"<\|\w{3,}\|>|<\uff5c[^<>]+>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
+)
 
 
 def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
@@ -108,11 +113,12 @@ def doubts_of(problems: dict[int, dict]) -> list[str]:
 
     The keys are the numbers of the problems' rows.
     """
-    notes = []
-    for pattern, remedy in UNMATCHED.items():
-        rows = [f"row {row}" for row, p in problems.items() if pattern.match(p.get("answer", ""))]
-        if rows:
-            notes.append(f"WARNING: {_first(rows)}: {remedy}")
+    doubtful = defaultdict(list)  # remedy -> rows
+    for row, problem in problems.items():
+        remedy = doubt_of(problem.get("answer", ""))
+        if remedy:
+            doubtful[remedy].append(f"row {row}")
+    notes = [f"WARNING: {_first(rows)}: {remedy}" for remedy, rows in doubtful.items()]
     seen: dict[str, int] = {}  # the words of a problem -> its first row
     doubles = []
     for row, problem in problems.items():
@@ -130,9 +136,10 @@ def _first(rows: list[str]) -> str:
 
 
 def _is_wanted(row: dict, kind: str) -> bool:
-    """Whether a row has no other level and no other task's ability."""
-    level = _columns(row).get("level") if kind == "math" else None
-    if not LEVELS.fullmatch(str(level)):  # a CSV has "" for none
+    """Whether a row is none of MATH's of another level, and has no other task's ability."""
+    columns = _columns(row)
+    is_math = kind == "math" and any(names <= columns.keys() for names in MATH_COLUMNS)
+    if is_math and not LEVELS.fullmatch(str(columns["level"])):  # a CSV has "" for none
         return False
     ability = str(row.get("ability"))
     return ability == kind or ability not in REFERENCES
@@ -150,8 +157,9 @@ def as_problem(row: dict, kind: str) -> dict:
         raise lacks(
             row, '"problem" or "question", non-empty text, or "prompt" with a user\'s message'
         )
-    if "<|im_start|>" in problem:
-        raise ValueError("holds a template already; give the bare problem")
+    mark = TEMPLATE_MARK.search(problem)
+    if mark:
+        raise ValueError(f"holds a template already ({mark[0]}); give the bare problem")
     reward_model = columns.get("reward_model")
     truth = reward_model.get("ground_truth") if isinstance(reward_model, dict) else None
     if kind == "code":
@@ -188,13 +196,6 @@ def _user_message(prompt: object) -> str | None:
 def _first_text(values: list) -> str | None:
     """The first value that is non-empty text; None if there is none."""
     return next(filter(is_text, values), None)
-
-
-def boxed_answer(solution: object) -> str | None:
-    r"""The last box of a solution as MATH's authors write it, also as \boxed 2 or \fbox{2}."""
-    if not isinstance(solution, str):
-        return None
-    return last_box(UNBRACED.sub(r"\\boxed{\1}", solution.replace(r"\fbox", r"\boxed")))
 
 
 def is_text(value: object) -> TypeGuard[str]:

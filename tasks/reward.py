@@ -17,6 +17,7 @@ import contextlib
 import hashlib
 import inspect
 import os
+import re
 from collections.abc import Callable
 from functools import cache, partial
 from numbers import Real
@@ -28,6 +29,8 @@ from base.errors import bad_input_on_error
 from base.options import module_at
 from rewards import Verdict, infra_error
 
+# Names of a parameter that can only be the answer.
+GOLD = re.compile(r"gold(en)?|gt|(ground_)?truth|expected|target|tgt|ref(erence)?|label|y(_true)?")
 LARGEST = 1e17  # the squares of a group of 4,096 rewards have a sum in float32, for Eq. (1)
 
 
@@ -53,10 +56,13 @@ def digest_of_reward(text: str) -> str:
 def in_order(function: Callable[..., object]) -> Callable[[str, object], object]:
     """The function of (response, answer), by name where their places would swap the two.
 
-    Raises TypeError for other parameters.
+    Raises TypeError for other parameters, and for names that say that the answer comes first.
     """
     signature = inspect.signature(function)
     placed = signature.bind("response", "answer").arguments
+    first, second = [*placed, *placed][:2]
+    if GOLD.fullmatch(first) and not GOLD.fullmatch(second):
+        raise TypeError(f"its parameters are {first}, {second}, but the response comes first")
     if placed.get("answer") != "response" and placed.get("response") != "answer":
         return function
     signature.bind(response="response", answer="answer")

@@ -14,6 +14,7 @@ import glob
 import gzip
 import json
 import logging
+import re
 import tempfile
 from collections.abc import Iterable, Iterator
 from itertools import chain
@@ -130,6 +131,9 @@ def _csv_rows(path: Path) -> list[dict]:
         reader = csv.DictReader(file, strict=True)
         try:
             names = list(filter(None, reader.fieldnames or []))
+            if len(names) == 1 and re.search("[;\t]", names[0]):
+                mark = "semicolons" if ";" in names[0] else "tabs"
+                raise ValueError(f"{mark} separate its columns; save it with commas")
             if len(set(names)) < len(names):
                 raise csv.Error("two columns have one name")
             for row in reader:

@@ -36,7 +36,8 @@ from base.config import Problems, Template
 from base.errors import BadInput, bad_input_on_error
 from grading import sandbox
 from grpo import Rollouts, decode
-from rewards import Verdict, grade_all, grade_code, grade_math, without_copies
+from rewards import Verdict, grade_all, grade_code, grade_math
+from tasks.answers import without_copies
 from tasks.problems import REFERENCES, load_problems
 from tasks.reward import load_reward
 
@@ -52,6 +53,7 @@ WRITTEN = "".join(f"|replace('%{code}', '{DAY:%{code}}')" for code in "aAbBdeFjm
 # goes before a chat template, where it hides transformers' function of this name
 FIXED_DAY = "{% macro strftime_now(format) %}{{ format|replace('%-', '%')" + WRITTEN
 FIXED_DAY += " }}{% endmacro +%}"
+HTML = re.compile(r"</?s>|<(?:pad|unk|mask)>")  # tokens that are text in a problem
 
 
 class FirstError(NamedTuple):
@@ -262,6 +264,25 @@ def choose_template(
     return template
 
 
+def without_special_tokens(problem: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A problem as text alone: HTML's <s> becomes < s> where it is a special token.
+
+    Raises BadInput for another special token that chat templates write.
+    """
+    written = f"{tokenizer.chat_template} {tokenizer.bos_token} {tokenizer.eos_token}"
+    for token in tokenizer.all_special_tokens:
+        if token not in problem:
+            continue
+        if HTML.fullmatch(token):
+            problem = problem.replace(token, f"< {token[1:]}")
+        elif token in written:
+            raise BadInput(
+                f"the problem {problem[:40]!r} holds {token}, which the chat template writes; give "
+                "the bare problem"
+            )
+    return problem
+
+
 def render(
     template: str, problem: str, instruction: str, tokenizer: PreTrainedTokenizerBase
 ) -> str:
@@ -269,6 +290,7 @@ def render(
 
     Raises BadInput.
     """
+    problem = without_special_tokens(problem, tokenizer)
     content = f"{problem}\n{instruction}"
     if template == "plain":
         bos = tokenizer.bos_token_id

@@ -55,7 +55,7 @@ def shear_omega(
     is longer than the window. Raises ValueError for a bad window, stride or eps, for a state that
     is not finite, and for a verdict in `correct` that is neither bool nor 0 or 1.
     """
-    check_inputs(mask, correct, window)
+    warn_of_one_span(mask, window)
     omega = shear_weights(
         hidden,
         mask,
@@ -91,7 +91,7 @@ def token_advantages(
     """
     if len(mask) % group_size:
         raise ValueError(f"{len(mask)} rollouts cannot be split into groups of {group_size}")
-    check_inputs(mask, correct, window)
+    warn_of_one_span(mask, window)
     sizes = partial(shear_weights, window=window, stride=stride, eps=eps)
     weights_of = partial(sizes, cost=token_distances, closest=race)
     omega = []
@@ -103,14 +103,11 @@ def token_advantages(
     return shear_advantages(advantages, torch.cat(omega))
 
 
-def check_inputs(mask: Tensor, correct: Tensor, window: int) -> None:
-    """Warn where no response is longer than the window; raise ValueError for other verdicts.
+def warn_of_one_span(mask: Tensor, window: int) -> None:
+    """Warn where no response is longer than the window.
 
     The warning's place is the line that calls the caller, which Python warns of once.
     """
-    others = correct[(correct != 0) & (correct != 1)]  # NaN is among them
-    if len(others):
-        raise ValueError(f"correct must be bool, or 0 and 1; it has {others[0].item()}")
     if 1 < mask.sum(1).max() <= window:
         warnings.warn(
             f"no response is longer than the window of {window} tokens, so each is one span, whose "

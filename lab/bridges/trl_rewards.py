@@ -1,6 +1,7 @@
 """This project's prompts, and its graders as TRL reward functions: for "answer" and for "tests".
 
-A score is 1, 0, or None where grading itself failed; TRL leaves those rollouts out.
+A score is 1, 0, or None where grading itself failed, or where the row's answer or tests cannot be
+read; TRL leaves those rollouts out.
 """
 
 import json
@@ -8,13 +9,21 @@ from collections.abc import Callable, Iterable
 
 from transformers import PreTrainedTokenizerBase
 
-from grading.readings import read_answer
-from rewards import grade_all, grade_code, grade_math
+from rewards import Verdict, grade_all, grade_code, grade_math, infra_error
+from tasks.answers import read_answer
+from tasks.problems import is_text
 
 
 def math_reward(completions: list, answer: list, **columns: object) -> list[float | None]:
     """Whether the last boxed answer is right; `answer` is LaTeX, a number, or GSM8K's."""
-    return scores(grade_math, completions, list(map(read_answer, answer)))
+
+    def grade(response: str, value: object) -> Verdict:
+        gold = read_answer(value)
+        if not is_text(gold):
+            raise ValueError(f"the answer {value!r} is no text and no number")
+        return grade_math(response, gold)
+
+    return scores(grade, completions, answer)
 
 
 def code_reward(completions: list, tests: list[str], **columns: object) -> list[float | None]:
@@ -23,12 +32,22 @@ def code_reward(completions: list, tests: list[str], **columns: object) -> list[
     Each is one of the four forms in `rewards.py`. Text, because a table has one type per column,
     and would give every problem the keys of all forms.
     """
-    return scores(grade_code, completions, [json.loads(text) for text in tests])
+    return scores(lambda text, of: grade_code(text, json.loads(of)), completions, tests)
 
 
 def scores(grade: Callable, completions: list, references: list) -> list[float | None]:
-    """The score of each completion, a text or a list of messages."""
-    verdicts = grade_all(grade, list(map(last_text, completions)), references)
+    """The score of each completion, a text or a list of messages.
+
+    It is None, with a warning, for a row whose reference `grade` cannot read.
+    """
+
+    def grade_row(response: str, reference: object) -> Verdict:
+        try:
+            return grade(response, reference)
+        except (ValueError, TypeError) as error:
+            return infra_error(error)
+
+    verdicts = grade_all(grade_row, list(map(last_text, completions)), references)
     return [verdict.reward for verdict in verdicts]
 
 

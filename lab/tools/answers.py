@@ -16,10 +16,10 @@ from pathlib import Path
 
 import tyro
 
-from grading.readings import HEDGED
 from grading.spelling import UNIT, respell
 from lab.tools.command import command
 from rewards import grade_math
+from tasks.answers import HEDGED
 from tasks.problems import doubts_of, numbered
 from tasks.rows import from_file
 

@@ -4,15 +4,15 @@
     python -m lab.tools.replay FILE --out FOLDER   # a folder in which only such files are graded
 
 A line of the file has "problem" (text or a whole number), "response" (text), and "answer" (text or
-a number) or "tests" (an object). Optional are "model" and "benchmark" (text), "seed" (a whole
-number) and "truncated" (true or false). Values of another type are refused. Grading the same file
-again changes nothing.
+a number) or "tests" (an object or its JSON text). Optional are "model" and "benchmark" (text),
+"seed" (a whole number) and "truncated" (true or false). In a CSV all of them are text. Values of
+another type are refused. Grading the same file again changes nothing.
 """
 
 import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import tyro
@@ -21,10 +21,10 @@ from base import files
 from base.config import Sandbox
 from base.errors import BadInput, bad_input_on_error
 from eval import print_table
-from grading.readings import read_answer
 from harness.generations import GENERATIONS, read_generations
 from lab.tools.command import command
 from rewards import Verdict, grade_all, style_of
+from tasks.answers import read_answer
 from tasks.rows import from_file, lacks
 from tasks.task import grader
 
@@ -37,6 +37,12 @@ RESPONSE = {
     "benchmark": str,
     "seed": int,
     "truncated": bool,
+}
+# What else a CSV's text may be.
+CELLS: dict[str, Callable[[str], object]] = {
+    "seed": int,
+    "truncated": lambda text: json.loads(text.lower()),
+    "tests": json.loads,
 }
 
 
@@ -64,8 +70,8 @@ def grade_file(path: str, timeout_s: float | None, level: str) -> list[dict]:
     defaults = dict(model="replay", benchmark="replay", seed=0, truncated=False)
     lines = []
     for number, row in enumerate(from_file(path, path), 1):
-        line = {name: value for name, value in row.items() if value is not None}
         with bad_input_on_error(f"{path}, row {number}", needed):
+            line = with_types(row)
             check_response(line)
         lines.append(defaults | line | {"problem": str(line["problem"])})
     if not lines:
@@ -117,6 +123,15 @@ def as_generated(lines: list[dict], path: str) -> Iterator[dict]:
             "limit": 0,
             "response": line["response"],
         }
+
+
+def with_types(row: dict) -> dict:
+    """The cells of a row that are not empty; those of a CSV, which are text, have their types."""
+    line = {name: value for name, value in row.items() if value not in (None, "")}
+    for name, types in CELLS.items():
+        if isinstance(line.get(name), str):
+            line[name] = types(line[name])
+    return line
 
 
 def check_response(line: dict) -> None:
