@@ -36,7 +36,7 @@ from typing import TypeGuard
 
 from base.errors import SURROGATE, BadInput
 from rewards import style_of
-from tasks.answers import boxed_answer, doubt_of, read_answer
+from tasks.readings import boxed_answer, doubt_of, read_answer
 from tasks.rows import from_file, from_hub, lacks
 
 # The key under which a problem of a kind holds what a response is graded against.

@@ -37,8 +37,8 @@ from base.errors import BadInput, bad_input_on_error
 from grading import sandbox
 from grpo import Rollouts, decode
 from rewards import Verdict, grade_all, grade_code, grade_math
-from tasks.answers import without_copies
 from tasks.problems import REFERENCES, load_problems
+from tasks.readings import without_copies
 from tasks.reward import load_reward
 
 # What each kind of problem asks for.

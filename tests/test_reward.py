@@ -138,7 +138,14 @@ def test_a_reward_that_forks_leaves_no_trainer_behind(tmp_path):
         ("FOLDER/script.py:grade", "it ends the program"),
         ("no_such_module:grade", "No module named 'no_such_module'"),
         ("math:sqrt", "too many positional arguments"),
-        ("FOLDER/named.py:half_named", "missing a required argument: 'gold'"),
+        (
+            "FOLDER/named.py:swapped",
+            "its parameters are gold, response, but the response comes first",
+        ),
+        (
+            "FOLDER/named.py:of_sklearn",
+            "its parameters are y_true, y_pred, but the response comes first",
+        ),
     ],
 )
 def test_a_reward_that_cannot_be_called_is_refused_first(
@@ -147,7 +154,8 @@ def test_a_reward_that_cannot_be_called_is_refused_first(
     """The status is 2, after one sentence, and nothing is loaded or written."""
     (tmp_path / "broken.py").write_text("1 / 0")
     (tmp_path / "script.py").write_text("import sys\nsys.exit(0)")
-    (tmp_path / "named.py").write_text("def half_named(gold, response): ...")
+    names = "def swapped(gold, response): ...\ndef of_sklearn(y_true, y_pred): ..."
+    (tmp_path / "named.py").write_text(names)
     reward = text.replace("FOLDER", str(tmp_path))
     words = words.replace("FOLDER", str(tmp_path))
     asked = [*flags[:-1], reward, "--model", "no such folder"]

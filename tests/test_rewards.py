@@ -27,7 +27,6 @@ from rewards import (
     program_of,
     same_output,
     verdict,
-    without_copies,
 )
 
 patient = functools.partial(grade_math, timeout_s=60.0)  # the machine may be busy
@@ -51,36 +50,6 @@ def test_math_verdicts(answer, gold, reason):
     """The score is 1 exactly for the reason `correct`."""
     verdict = patient(rf"We find \boxed{{{answer}}}.", gold)
     assert verdict == (1.0 if reason == "correct" else 0.0, reason)
-
-
-@pytest.mark.parametrize(
-    "problem, gold, answer, is_copied",
-    [
-        ("What is 4 + 5?", "9", "4 + 5", True), ("What is 7 * 8?", "56", r"7 \times 8", True),
-        (r"Simplify $\frac{12}{18}$.", r"\frac23", r"\dfrac{12}{18}", True), (r"Find $\sqrt{16}$.", "4", r"\sqrt{16}", True),
-        ("Expand (x-1)(x+1).", "x^2-1", "(x-1)(x+1)", True), ("Write 10^4 in full.", "10000", "10^{4}", True),
-        ("What is 4 + 5?", "9", "(4 + 5)", True), ("What is 4 + 5?", "9", "[4 + 5]", True),
-        ("What is $1^{(2^{235})}$?", "1", "1^{2^{235}}", True), ("What is (x+1)y?", "(x+1)y", "y(x+1)", False),
-        ("What is 2x+1 plus 1?", "2x+2", "2(x+1)", False), ("Expand (x-1)(x+1).", "x^2-1", "((x-1)(x+1))", True),
-        (r"Which is more, $\frac23$ or $\frac35$?", r"\frac{2}{3}", r"\frac23", False),
-        ("Which is more, 2/3 or 3/5?", r"\frac23", "2/3", False), ("What is 15+4?", "9", "5+4", False),
-        ("Is it 4, -5 or 6?", "-5", "-5", False), ("Who was first, Jean-Luc or Bo?", "Jean-Luc", r"\text{Jean-Luc}", False),
-        ("He drives at 60 km/h.", "60", r"60\text{ km/h}", False), (r"Angles of $90^\circ$ and less", "90", r"90^\circ", False),
-        ("Solve 4 + 5 = x.", "9", "9", False), ("Is (A) or (B) right?", "B", "(B)", False),
-    ],
-)  # fmt: skip
-def test_a_calculation_that_is_copied_from_the_problem_is_wrong(problem, gold, answer, is_copied):
-    """A copy is right only if the gold answer is written so.
-
-    Numerals, names and options may be repeated.
-    """
-    response = rf"So it is \boxed{{{answer}}}."
-    graded = patient(response, gold)
-    assert graded.reason == "correct"
-    final = without_copies(graded, response, gold, problem)
-    assert final == (Verdict(0.0, "copied") if is_copied else graded)
-    wrong = Verdict(0.0, "wrong")
-    assert without_copies(wrong, response, "1", problem) == wrong
 
 
 @pytest.mark.parametrize(

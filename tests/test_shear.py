@@ -286,10 +286,12 @@ def test_zero_states_have_weight_zero_and_states_that_are_not_finite_are_refused
         (dict(window=4, stride=5), "stride must be between 1 and the window"),
         (dict(stride=0), "stride must be between 1 and the window"),
         (dict(eps_unit="Nbar"), "eps_unit must be"),
+        (dict(correct=torch.tensor([-1, 1])), "correct must be bool, or 0 and 1; it has -1"),
+        (dict(correct=torch.tensor([math.nan, 1])), "correct must be bool, or 0 and 1; it has nan"),
     ],
 )
 def test_bad_options_are_named(options, message):
     """They are, also where nothing is solved."""
     hidden, mask, _ = random_group(9, 7)
     with pytest.raises(ValueError, match=message):
-        shear_weights(hidden, mask, torch.ones(2), **options)
+        shear_weights(**{"hidden": hidden, "mask": mask, "correct": torch.ones(2), **options})

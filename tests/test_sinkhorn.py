@@ -150,6 +150,17 @@ def test_a_tiny_eps_gives_no_nan(eps):
     assert ours.value.item() <= exact + eps * math.log(5) + 1e-5
 
 
+@pytest.mark.parametrize("eps", [1e2, 1e4, 1e7])
+def test_costs_far_below_eps_are_not_rounded_away(eps):
+    """float32 has the value of float64, the mean cost in the limit."""
+    cost = costs(2, 6, 7)
+    a = torch.tensor([0.3, 0.3, 0.2, 0.1, 0.1, 0.0])
+    ours = sinkhorn(cost.float(), a, eps=eps)
+    assert ours.value.dtype == ours.error.dtype == torch.float32
+    assert_close(ours.value.double(), sinkhorn(cost, a.double(), eps=eps).value, rtol=1e-5, atol=0)
+    assert_close(ours.value.double(), a.double() @ cost.mean(-1).T, rtol=1e2 / eps, atol=0)
+
+
 def test_reported_error_and_iterations_are_the_plan_s(must_fail):
     """`error` is the L1 distance of the row sums; columns are exact; `tol` is met before the cap."""
     ours = sinkhorn(costs(6, 10, 10), eps=0.05, max_iters=24, tol=1e-2)
@@ -176,7 +187,7 @@ def test_dtype_inside_and_out(given, inside):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (dict(eps=0.0), "eps"), (dict(eps=math.nan), "eps"), (dict(eps=0.1, max_iters=0), "max_iters"),
+        (dict(eps=0.0), "eps"), (dict(eps=math.nan), "eps"), (dict(eps=math.inf), "eps"), (dict(eps=0.1, max_iters=0), "max_iters"),
         (dict(eps=0.1, a=torch.ones(3)), "sum to 1"), (dict(eps=0.1, a=torch.tensor([1.5, -0.5, 0.0])), "non-negative"),
         (dict(eps=0.1, C=torch.full((3, 3), math.nan)), "not finite"),
         (dict(eps=0.1, b=torch.tensor([math.nan, 0.5, 0.5])), "sum to 1"),

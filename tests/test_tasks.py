@@ -199,6 +199,23 @@ def test_plain_prompts_start_as_the_tokenizer_starts_a_text():
     assert render("plain", "1", "2", tokenizer) == f"{symbol}1\n2\n"
 
 
+def test_no_special_token_comes_from_a_problem(qwen):
+    """What the chat template writes is refused; HTML's marks are text, also where they are tokens."""
+    qwen.add_special_tokens(
+        {"additional_special_tokens": ["[TURN]", "[OTHER]", "<s>", "</s>", "<mask>"]}
+    )
+    qwen.chat_template = "[TURN]" + EACH
+    for template in "chat", "plain":
+        with pytest.raises(BadInput, match=r"'1\+1\?\[TURN\]' holds \[TURN\], which the chat"):
+            render(template, "1+1?[TURN]", MATH, qwen)
+        assert "<p>[OTHER]</p>" in render(template, "<p>[OTHER]</p>", MATH, qwen)
+        text = render(template, "Is <s>1</s> a <mask>?", MATH, qwen)
+        assert "Is < s>1< /s> a < mask>?" in text
+        ids = qwen(text, add_special_tokens=False)["input_ids"]
+        special = set(qwen.convert_tokens_to_ids(["<s>", "</s>", "<mask>"]))
+        assert special and not special & set(ids)
+
+
 EACH = "{% for m in messages %}{{ m.content }}{% endfor %}"
 
 
@@ -407,7 +424,7 @@ def test_empty_boxes_of_math_are_dropped(tmp_path):
 def test_capitals_of_a_header_do_not_matter(tmp_path):
     """`Question` is `question`, unless both are there; published sets are known by either."""
     path = tmp_path / "x.csv"
-    path.write_text("Question,ANSWER,Solution,Level\na,7,so 7,\nb,8,so 8,Level 2\n")
+    path.write_text("Question,ANSWER,Solution,Level,Type\na,7,so 7,,\nb,8,so 8,Level 2,\n")
     due = {"problem": "a", "answer": "7", "solution": "so 7"}
     assert load_problems("math", str(path))[0] == [due]
     path.write_text("Problem,problem,Answer,answer\na,b,1,2\n")
@@ -416,33 +433,10 @@ def test_capitals_of_a_header_do_not_matter(tmp_path):
     assert "1 rows cannot be used" in load_problems("math", str(path))[1][1]
 
 
-@pytest.mark.parametrize(
-    "named, answers",
-    [
-        ('"about"', ["about 2000 ml", "ca. 7", "Approximately $5", r"\text{about 5 m}"]),
-        ("decimal comma", ["2,5 l", "€2,50", "-0,5 °C", r"2,5\%", r"12,5\text{ km/h}"]),
-        ("", ["~5 m", "≈5", "about noon", "3 calves", "$2,500", "2,500 m", "9:20"]),
-        ("", ["2,5", "2, 5 cm", "(2,5)", "1,2 and 3 m", "1,2x", r"1,2\pi", "1,2,30 m"]),
-    ],
-)
-def test_answers_that_no_number_equals_are_named(named, answers, tmp_path):
-    """A warning names the first five rows whose answers are right for their own words alone."""
-    path = tmp_path / "x.json"
-    path.write_text(json.dumps([{"problem": answer, "answer": answer} for answer in answers]))
-    warnings = load_problems("math", str(path))[1][1:]
-    rows = ", ".join(f"row {row}" for row in range(1, len(answers) + 1))
-    assert [warning.partition(": answers with ")[0] for warning in warnings] == [
-        f"WARNING: {rows}"
-    ] * bool(named)
-    assert all(named in warning for warning in warnings)
-    path.write_text(json.dumps([{"problem": str(row), "answer": "ca. 5"} for row in range(6)]))
-    assert "row 4, row 5, ...: answers" in load_problems("math", str(path))[1][1]
-
-
 def test_problems_that_occur_twice_are_named(tmp_path):
     """Other white space makes no other problem, and rows that are left out count as rows."""
     rows = [{"problem": text, "answer": "1"} for text in ["a b", "c", "a  b ", "c", "A b"]]
-    append_rows(tmp_path / "x.jsonl", [{"problem": "c", "answer": "1", "level": 1}, *rows])
+    append_rows(tmp_path / "x.jsonl", [{"problem": "c", "ability": "code"}, *rows])
     problems, notes = load_problems("math", str(tmp_path / "x.jsonl"))
     assert len(problems) == 5
     assert notes[1:] == [
@@ -451,14 +445,20 @@ def test_problems_that_occur_twice_are_named(tmp_path):
 
 
 def test_levels_and_abilities_of_others_are_left_out(tmp_path):
-    """Rows are left out before anything else is asked of them; programs have no such levels."""
+    """MATH's rows are, before anything else is asked of them.
+
+    Programs have no such levels, and in a file of one's own a level is just a column.
+    """
     path = tmp_path / "x.json"
     levels = [1, 2, 3, "Level 4", "5", 4.0, 6, 34, "Level ?", None, ""]
-    rows = [{"problem": f"L{level}", "answer": "1", "level": level} for level in levels]
+    rows = [{"problem": f"L{level}", "gt_answer": "1", "level": level} for level in levels]
     path.write_text(json.dumps([*rows, {"ability": "code"}]))
     problems, notes = load_problems("math", str(path))
     assert [p["problem"] for p in problems] == ["L3", "LLevel 4", "L5", "L4.0", "LNone", "L"]
     assert "6 of 12 rows of levels 3 to 5" in notes[0]
+    for level in "easy", 1, "Level 1", "Grade 6":
+        path.write_text(json.dumps([{"problem": "a", "answer": "1", "level": level}]))
+        assert load_problems("math", str(path))[0] == [{"problem": "a", "answer": "1"}]
     program = {"problem": "a", "tests": {"inputs": [""], "outputs": ["1"]}}
     path.write_text(json.dumps([program | {"level": 1, "reward_model": None}, {"ability": "math"}]))
     problems, notes = load_problems("code", str(path))
@@ -502,10 +502,14 @@ def test_tests_that_decide_nothing_are_refused(tests, message, tmp_path):
     [
         ("x.json", '[3]', 'row 1: is no object.; give JSON lines'),
         ("x.json", '[{"problem": "<|im_start|>user", "answer": "1"}]', "row 1: holds a template"),
+        ("x.json", '[{"problem": "1?<|endoftext|>", "answer": "1"}]', r"holds a template already \(<.endoftext.>\)"),
+        ("x.json", '[{"problem": "<start_of_turn>user", "answer": "1"}]', "row 1: holds a template"),
+        ("x.json", '[{"problem": "<\\uff5cUser\\uff5c>1?", "answer": "1"}]', "row 1: holds a template"),
+        ("x.json", '[{"problem": "<s>[INST] 1? [/INST]", "answer": "1"}]', "row 1: holds a template"),
         ("x.json", '[{"problem": "a", "answer": "1"}, {"problem": "a", "answer": true}]', 'row 2: needs "answer".*: problem, answer'),
         ("x.json", '[{"problem": "a", "solution": "none"}]', r"row 1: .*solution\" with a \\boxed"),
         ("x.json", '[{"problem": "a", "solution": ["\\\\boxed{1}"]}]', "row 1: needs"),
-        ("x.json", '[{"problem": "a", "answer": "1", "level": 2}]', "no problem is left .*0 of 1 rows of levels"),
+        ("x.json", '[{"problem": "a", "gt_answer": "1", "level": 2}]', "no problem is left .*0 of 1 rows of levels"),
         ("x.json", "[]", "no problem .*0 of 0 rows"),
         ("x.json", "[" * 100_000, "cannot be read .* give JSON lines"),
         ("x.jsonl", "{}", 'row 1: needs "problem" .*found: no keys'),
@@ -516,8 +520,8 @@ def test_tests_that_decide_nothing_are_refused(tests, message, tmp_path):
         ("x.jsonl", '{"problem": "a", "answer": " "}', 'row 1: needs "answer"'),
         ("x.csv", "\xff", "cannot be read .*utf-8"),
         ("x.csv", "problem,answer,answer\n1,1,2\n", "row 1: two columns have one name"),
-        ("x.csv", "problem;answer\n1,5;2\n", "row 1: more cells than the header"),
-        ("x.csv", "problem;answer\n15;2\n", 'row 1: needs "problem" .*found: problem;answer'),
+        ("x.csv", "problem;answer\n1,5;2\n", "semicolons separate its columns; save it with commas"),
+        ("x.csv", "problem\tanswer\n15\t2\n", "tabs separate its columns; save it with commas"),
         ("x.csv", "problem,answer\n1,1\n2\n", 'row 2: needs "answer"'),
         ("x.csv", '"problem,answer\n1,1\n', "row 1: unexpected end of data"),
         ("x.csv", 'problem,answer\n"1\n1",2\n20, 0+1?,21\n', "row 2: more cells than the header"),
@@ -592,7 +596,7 @@ def test_math_comes_from_the_hub(fake_hub):
     counts, dropped = notes
     assert counts.startswith(f"data {name} (hub): 8,523 of 8,523 rows")
     assert dropped.startswith("WARNING: 1 rows cannot be used (the first: row 8523: needs")
-    fake_hub.rows = [{"question": "a", "level": 1}]
+    fake_hub.rows = [{"question": "a", "gt_answer": "1", "level": 1}]
     with pytest.raises(BadInput, match=f"--task math without --data: {name}: no problem is left"):
         load_problems("math", None)
 

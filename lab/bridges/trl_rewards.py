@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from transformers import PreTrainedTokenizerBase
 
 from rewards import Verdict, grade_all, grade_code, grade_math, infra_error
-from tasks.answers import read_answer
 from tasks.problems import is_text
+from tasks.readings import read_answer
 
 
 def math_reward(completions: list, answer: list, **columns: object) -> list[float | None]:

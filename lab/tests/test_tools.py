@@ -139,6 +139,18 @@ def test_responses_from_elsewhere_are_graded(tmp_path, capsys, assert_refused):
     assert files.read_lines(out / "generations.jsonl") == rows[0]
 
 
+def test_a_csv_from_elsewhere_is_graded(tmp_path, capsys):
+    """Its cells are text: a seed, whether a response was cut off, tests as JSON; and boxed answers."""
+    path = tmp_path / "x.csv"
+    path.write_text(
+        "problem,response,answer,tests,seed,truncated\n"
+        "a,\\boxed{7},\\boxed{7},,0,False\nb,\\boxed{7},7,,1,TRUE\n"
+        'c,"```python\nprint(1)\n```",,"{""inputs"": [""""], ""outputs"": [""1""]}",0,\n'
+    )
+    run_well(replay, path, "--out", tmp_path / "out")
+    assert "3 responses: 2 correct, 1 truncated" in capsys.readouterr().out
+
+
 def test_pass_at_k_is_the_written_out_number():
     """It is 1 - C(n-c, k) / C(n, k), the mean over all draws of k without putting back.
 

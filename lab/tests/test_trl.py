@@ -1,6 +1,7 @@
 """lab/bridges/: SHEAR in TRL is Algorithm 1 times TRL's advantages; with weights of 1 it is GRPO."""
 
 import json
+import math
 import re
 import warnings
 from types import SimpleNamespace
@@ -98,15 +99,28 @@ def test_the_file_of_the_docs_runs(taught, tmp_path, monkeypatch):
 
 
 def test_graders_are_reward_functions():
-    """They grade texts and last messages, and give None where grading failed."""
+    """They grade texts and last messages.
+
+    They give None where grading failed, and to a row whose answer or tests cannot be read.
+    """
     messages = [{"role": "assistant", "content": rf"\boxed{{{digit}}}"} for digit in (4, 5)]
     assert math_reward([r"\boxed{4}", messages], answer=["4", "4"], prompts=[]) == [1.0, 0.0]
     program = "```python\nprint(int(input()) + 1)\n```"
     with pytest.warns(RuntimeWarning, match="no verdict"):
         rewards = code_reward(
-            [program] * 2, tests=[json.dumps({"inputs": ["1"], "outputs": ["2"]}), "{}"]
+            [program] * 4,
+            tests=[
+                json.dumps({"inputs": ["1"], "outputs": ["2"]}),
+                "{}",
+                "no JSON",
+                {"inputs": []},
+            ],
         )
-    assert rewards == [1.0, None]
+    assert rewards == [1.0, None, None, None]
+    answers = [r"so \boxed{4}", 4, "####4", None, ["4"], math.nan, "#N/A"]
+    with pytest.warns(RuntimeWarning, match="no verdict"):
+        rewards = math_reward([r"\boxed{4}"] * 7, answer=answers)
+    assert rewards == [1.0, 1.0, 1.0, None, None, None, None]
 
 
 def test_the_command_trains_by_its_flags(monkeypatch):

@@ -19,8 +19,8 @@ import tyro
 from grading.spelling import UNIT, respell
 from lab.tools.command import command
 from rewards import grade_math
-from tasks.answers import HEDGED
 from tasks.problems import doubts_of, numbered
+from tasks.readings import HEDGED
 from tasks.rows import from_file
 
 # A number and letters that may be a unit, and nothing else.

@@ -24,7 +24,7 @@ from eval import print_table
 from harness.generations import GENERATIONS, read_generations
 from lab.tools.command import command
 from rewards import Verdict, grade_all, style_of
-from tasks.answers import read_answer
+from tasks.readings import read_answer
 from tasks.rows import from_file, lacks
 from tasks.task import grader
 

@@ -38,7 +38,7 @@ GROUPED = re.compile(
     r"\W*[0-9]{1,3}(?:(?:['\u2019_·][0-9]{3})+|(?:\.[0-9]{3})+,[0-9]+|(?:\.[0-9]{3}){2,})(?![0-9])"
 )
 UNDEFINED = re.compile(r"undefined|unknown|none", re.I)
-MARKED = re.compile(r"[*_`':;,]|.*(?:[*_`:;,]|\\n)$|.*(?:</?[a-z]+>|&[a-z]+;)")
+MARKED = re.compile(r"[*_`':;,]|.*(?:[*_`:;,]|\\n)$|.*(?:</?[a-z]+>|&[a-z]+;|//|\s#)")
 CALCULATED = re.compile(r"[-+*/0-9.\s()]*[0-9]\s?[-+*/][-+*/0-9.\s()]*=[^=]*$")
 # in the one spelling: what is no word there, although it has letters
 NO_WORD = re.compile(r"\\(?:begin|end|text|mathbb)\{[^{}]*\}|\\[A-Za-z]+|\b(?:and|or)\b")
@@ -80,11 +80,11 @@ def equals_no_number(answer: str) -> bool:
 
 DOUBTS: list[tuple[Callable[[str], object], str]] = [
     (HEDGED.match, 'answers with "about" or "ca." are right only in their words; give the number'),
-    (DECIMAL_COMMA.match, "answers with a decimal comma are two numbers; write 2.5, or a list as 2, 5"),
+    (DECIMAL_COMMA.match, "answers with a decimal comma are read as lists; write 2.5, or 2, 5"),
     (GROUPED.match, "answers with other marks than commas between thousands; write 1,234.50"),
     (CALCULATED.match, "answers with their calculation are right only in full; write its result"),
     (MARKED.match, "answers with marks around them are right only with them; leave them out"),
-    (UNDEFINED.fullmatch, "answers without a value are right only in the same word; check them"),
+    (UNDEFINED.fullmatch, "answers with no value are right only in the same word; check them"),
     (equals_no_number, "answers with words beside a unit are right only in them; give the number"),
 ]  # fmt: skip
 
