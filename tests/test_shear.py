@@ -25,7 +25,7 @@ from shear import (
     token_weights,
     two_sides,
 )
-from sinkhorn import take_counts
+from sinkhorn import sinkhorn, take_counts
 
 SPANS = dict(window=6, stride=3)
 ONE_TOKEN = dict(window=1, stride=1)
@@ -195,13 +195,22 @@ def test_weights_are_those_of_a_slow_loop(must_fail):
         assert_close(other.double(), expected, atol=1e-2, rtol=0)
 
 
-def test_default_tolerance_is_close_to_the_limit():
-    """At the defaults' eps, tolerance and cap, weights are within 1% of a converged solve."""
-    hidden, mask, correct = random_group(9, 12, 4)
-    rough = shear_weights(hidden, mask, correct, **SPANS).omega
-    measure = solved_within(max_iters=3000, tol=1e-5)
-    exact = shear_weights(hidden, mask, correct, measure=measure, **SPANS).omega
-    assert_close(rough, exact, atol=0, rtol=1e-2)
+def test_default_weights_are_those_of_a_converged_solve_to_a_ten_thousandth(must_fail):
+    """At all defaults, window 100 among them, on random walks that part after 60 tokens."""
+    steps = torch.randn(3, 200, 16)
+    steps[:, :60] = steps[0, :60]
+    walks = steps.cumsum(1)
+    mask = torch.ones(3, 200)
+    correct = torch.tensor([1, 0, 0])
+
+    def converged(costs, a, b, eps):
+        return sinkhorn(costs.double(), a, b, eps=eps, max_iters=20_000, tol=1e-9).value.float()
+
+    ours = shear_weights(walks, mask, correct).omega
+    exact = shear_weights(walks, mask, correct, measure=converged).omega
+    assert_close(ours, exact, atol=0, rtol=1e-4)
+    with must_fail("another eps"):
+        assert_close(shear_weights(walks, mask, correct, eps=0.04).omega, exact, atol=0, rtol=1e-4)
 
 
 def test_eps_may_be_in_units_of_nbar_or_of_the_distances(must_fail):

@@ -1,8 +1,9 @@
 """The paper's theorems (arXiv 2604.23318), a statement a test, on data that meets its assumptions.
 
-Numbers of theorems and equations are the paper's. A test computes both sides of a statement and
-compares them. `must_fail` (conftest.py) shows beside it that a wrong variant of the statement, such
-as another constant, fails. So the data is tight: coins, Diracs, few points.
+Numbers and order of theorems and equations are the paper's. A test computes both sides of a
+statement and compares them. `must_fail` (conftest.py) shows beside it that a wrong variant of the
+statement, such as another constant, fails. So the data is tight: coins, Diracs, few points. Four
+tests, which say so, check the statement alone; the others run the solver or Algorithm 1.
 
 W1 is what the solver or Algorithm 1 finds at a small eps, and is granted its floor eps log n (Lemma
 1). The noise floor eta is exact, 2 E W1(Phat_n, Pbar_n), in the place of Eq. (5)'s unknown constant.
@@ -34,6 +35,7 @@ EPS = 0.01  # in units of nbar
 FLOOR = EPS * math.log(2)  # of spans whose tokens are at LEFT and RIGHT
 # The theorems of a wrong span are Theorem 2, those of a right one Prop. F.1.
 SIDES = pytest.mark.parametrize("side", ["wrong", "right"])
+
 
 # ---- what the tests compute ----------------------------------------------------------------------
 
@@ -129,7 +131,175 @@ def expected(side, own, opposing):
     return mean
 
 
-# ---- the distance --------------------------------------------------------------------------------
+# ---- Sec. 4: a pair of rollouts ------------------------------------------------------------------
+
+
+def test_assumption_a3_rate_holds_at_three_dimensions_and_not_below(must_fail):
+    """Assumption (A3): E W1(Phat_n, Pbar_n) <= C_d M n^(-1/d), for independent tokens of two laws.
+
+    n^(1/d) E W1 is about the same for n = 8 and n = 512 at d = 3. At d = 2 it grows with a
+    logarithm, at d = 1 as sqrt(n). The statement alone, as it is an assumption on data: W1 of two
+    samples, at most twice that of one, by matching.
+    """
+    rng = np.random.default_rng(1)
+
+    def mean_distance(n, d, draws):
+        total = 0.0
+        for _ in range(draws):
+            samples = rng.random((2, n, d))
+            samples[:, ::2, 0] /= 2  # even tokens in one half of the cube
+            samples[:, 1::2, 0] = samples[:, 1::2, 0] / 2 + 0.5
+            costs = euclidean(*samples)
+            total += costs[linear_sum_assignment(costs)].mean()
+        return total / draws
+
+    def growth(d):
+        return 64 ** (1 / d) * mean_distance(512, d, 3) / mean_distance(8, d, 200)
+
+    assert growth(3) == pytest.approx(1, abs=0.1)
+    with must_fail("two dimensions"):
+        assert growth(2) == pytest.approx(1, abs=0.1)
+    with must_fail("one dimension"):
+        assert growth(1) == pytest.approx(1, abs=0.1)
+
+
+def test_theorem_1_i_before_the_divergence(must_fail):
+    """Theorem 1 (i): E W1 <= eta for spans before the divergence, whose laws are the same."""
+    before = expected("wrong", EARLY, [EARLY])
+    assert before <= noise(EARLY) + FLOOR
+    with must_fail("the noise of less than two spans"):
+        assert before <= 0.8 * noise(EARLY) + FLOOR
+
+
+def test_theorem_1_ii_after_the_divergence(must_fail):
+    """Theorem 1 (ii): E W1 >= D(S) - eta after it. In one line, |E W1 - D(S)| <= eta anywhere."""
+    one_of_two = [LATE[0], OPPOSITE[0]]  # a span across the divergence
+    for other in (OPPOSITE, one_of_two):
+        distance = expected("wrong", LATE, [other])
+        eta = max(noise(LATE), noise(other))
+        assert drift(LATE, other) - eta <= distance <= drift(LATE, other) + eta + FLOOR
+        with must_fail("a larger D(S) below"):
+            assert 1.2 * drift(LATE, other) - eta <= distance
+        with must_fail("a smaller D(S) above"):
+            assert distance <= 0.8 * drift(LATE, other) + eta + FLOOR
+
+
+def test_theorem_1_iii_separation(must_fail):
+    """Theorem 1 (iii): E W1 grows by at least D(S) - 2 eta > 0 from before to after."""
+    growth = expected("wrong", LATE, [OPPOSITE]) - expected("wrong", EARLY, [EARLY])
+    gap = drift(LATE, OPPOSITE) - 2 * noise(EARLY) - FLOOR
+    assert growth >= gap > 0
+    with must_fail("without eta"):
+        assert growth >= drift(LATE, OPPOSITE) - FLOOR
+
+
+# ---- Sec. 4: groups of rollouts ------------------------------------------------------------------
+
+
+@SIDES
+def test_theorem_2_i_and_proposition_f1_i_before_the_latest_divergence(side, must_fail):
+    """Theorem 2 (i), Prop. F.1 (i): E d_min <= eta before the latest of all divergence points."""
+    diverged = [{UP: 1}] * 4  # at once
+    latest = EARLY + [{LEAN: 1}] * 2
+    limit = noise(EARLY) + FLOOR
+    assert expected(side, EARLY, [diverged, latest]) <= limit
+    with must_fail("0.8 eta"):
+        assert expected(side, EARLY, [diverged, latest]) <= 0.8 * noise(EARLY) + FLOOR
+    with must_fail("without the rollout that diverges last"):
+        assert expected(side, EARLY, [diverged]) <= limit
+
+
+def union_slack(spans, n):
+    """M sqrt(2 ln J / n), the repair of Theorem 2 (ii).
+
+    By Eq. (18) the largest of J spans' W1(Phat, Pbar) exceeds their expectation by this at most.
+    """
+    return RADIUS * np.sqrt(2 * np.log(spans) / n)
+
+
+@SIDES
+def test_theorem_2_ii_iii_and_proposition_f1_ii_iii_repaired(side, must_fail):
+    """Theorem 2 (ii), (iii), Prop. F.1, repaired: |E d_min - D*| <= eta + slack after tau*.
+
+    (iii) d_min grows by at least D* - 2 eta - slack. Both sides are at RIGHT for n tokens; then one
+    goes LEFT. An opposing rollout was at LEAN before, so D* is its distance, not that at the same
+    place.
+    """
+    n = 100
+    rng = np.random.default_rng(2)
+    opposing = [[RIGHT] * 2 * n, [LEAN] * n + [RIGHT] * n]
+    draws = []
+    for strays in rng.random((6, n, 1)) < 0.02:
+        own = np.concatenate([[RIGHT] * n, np.where(strays, RIGHT, LEFT)])
+        draws.append(distances(side, n, own, opposing)[[0, n]])
+    before, after = np.mean(draws, axis=0)
+    star = 0.98 * math.dist(LEFT, LEAN) + 0.02 * math.dist(RIGHT, LEAN)
+    eta = noise([coin(0.02)] * n)
+    slack = union_slack(4, n)
+    assert star - eta - slack <= after <= star + eta
+    assert after - before >= star - 2 * eta - slack > 0
+    with must_fail("D of the span at the same place"):
+        assert 0.98 * math.dist(LEFT, RIGHT) - eta - slack <= after
+    with must_fail("a smaller D*"):
+        assert after <= 0.8 * star + eta
+
+
+@SIDES
+def test_theorem_2_ii_counterexample_in_algorithm_1(side, must_fail):
+    """Theorem 2 (ii), Prop. F.1 (ii), counterexample: one of many noisy spans is close by chance.
+
+    A span is at LEFT; J opposing spans are fair coins, D* = 1. d_min is 2 / n times the fewest heads.
+    """
+    rng = np.random.default_rng(7)
+    heads = rng.random((20, 6, 1)) < 0.5
+    opposing = np.where(heads, RIGHT, LEFT)
+    distance = distances(side, 6, [LEFT] * 6, opposing)[0]
+    assert distance == pytest.approx(2 * heads.mean(1).min(), abs=FLOOR)
+    with must_fail("D* - eta"):
+        assert distance >= 1 - noise(FAIR * 6)
+
+
+def least_of_coins(spans, n):
+    """E d_min of that counterexample, exactly: J spans of n coins, each 2 / n times its heads."""
+    at_most = np.minimum(stats.binom.cdf(np.arange(n), n, 0.5), 1 - 1e-15)  # k heads
+    return 2 / n * np.exp(spans * np.log1p(-at_most)).sum()
+
+
+def test_theorem_2_ii_is_false_as_printed_and_true_repaired(must_fail):
+    """Theorem 2 (ii), repaired: E d_min >= D* - eta - M sqrt(2 ln J / n), and nothing less.
+
+    The statement alone. The proof as printed needs E max_j X_j, while (A3) bounds E X_j, X_j =
+    W1(Phat_j, Pbar_j).
+    """
+    n = np.array([100, 100, 1600, 6400])
+    spans = np.array([100, 1e6, 1e6, 1e40])
+    printed = 1 - np.array([noise(FAIR * k) for k in n])  # D* - eta
+    exact = np.array(list(map(least_of_coins, spans, n)))
+    slack = union_slack(spans, n)
+    assert (exact >= printed - slack).all()
+    with must_fail("as printed"):
+        assert (exact >= printed).all()
+    with must_fail("0.8 of the slack"):
+        assert (exact >= printed - 0.8 * slack).all()
+
+
+def test_theorem_2_iii_is_false_as_printed(must_fail):
+    """Theorem 2 (iii): D* > 2 eta does not separate; d_min can fall after the divergence.
+
+    The statement alone. Before it 999 opposing spans are far away, and the distance is that of two
+    spans of coins; after it there are 1000 spans of coins to choose from.
+    """
+    n = 12
+    heads = np.arange(2 * n + 1)
+    before = stats.binom.pmf(heads, 2 * n, 0.5) @ (2 * np.abs(heads - n) / n)
+    gap = 1 - 2 * noise(FAIR * n)
+    assert gap > 0
+    with must_fail("as printed"):
+        assert least_of_coins(1000, n) - before >= gap
+    assert gap - union_slack(1000, n) < 0  # the repaired condition does not hold here
+
+
+# ---- App. B: Sinkhorn's distance -----------------------------------------------------------------
 
 
 def test_lemma_1_w_eps_lies_between_w1_and_w1_plus_eps_log_n(must_fail):
@@ -192,33 +362,16 @@ def test_appendix_b_w_eps_keeps_an_order_of_spans_beyond_eps_log_n(must_fail):
         assert far_minus_near(0.8 * floor) > 1e-3
 
 
-def test_assumption_a3_rate_holds_at_three_dimensions_and_not_below(must_fail):
-    """Assumption (A3): E W1(Phat_n, Pbar_n) <= C_d M n^(-1/d), for independent tokens of two laws.
+# ---- App. C: proof of Theorem 1 ------------------------------------------------------------------
 
-    n^(1/d) E W1 is about the same for n = 8 and n = 512 at d = 3. At d = 2 it grows with a
-    logarithm, at d = 1 as sqrt(n). It is an assumption on data, so none of our code runs: W1 of two
-    samples, at most twice that of one, by matching.
-    """
-    rng = np.random.default_rng(1)
 
-    def mean_distance(n, d, draws):
-        total = 0.0
-        for _ in range(draws):
-            samples = rng.random((2, n, d))
-            samples[:, ::2, 0] /= 2  # even tokens in one half of the cube
-            samples[:, 1::2, 0] = samples[:, 1::2, 0] / 2 + 0.5
-            costs = euclidean(*samples)
-            total += costs[linear_sum_assignment(costs)].mean()
-        return total / draws
-
-    def growth(d):
-        return 64 ** (1 / d) * mean_distance(512, d, 3) / mean_distance(8, d, 200)
-
-    assert growth(3) == pytest.approx(1, abs=0.1)
-    with must_fail("two dimensions"):
-        assert growth(2) == pytest.approx(1, abs=0.1)
-    with must_fail("one dimension"):
-        assert growth(1) == pytest.approx(1, abs=0.1)
+def test_remark_c1_drifts_that_cancel_leave_no_distance(must_fail):
+    """Remark C.1: D(S) = 0 where two sides swap laws halfway, though every token drifted."""
+    wrong = [LEFT] * 5 + [RIGHT] * 5
+    right = [RIGHT] * 5 + [LEFT] * 5
+    assert distances("wrong", 10, wrong, [right])[0] <= FLOOR + 1e-3
+    with must_fail("spans that end where the laws change"):
+        assert distances("wrong", 5, wrong, [right[:5]])[0] <= FLOOR + 1e-3
 
 
 def test_equation_18_one_token_moves_the_distance_by_at_most_2m_over_n(must_fail):
@@ -241,8 +394,8 @@ def test_equation_18_one_token_moves_the_distance_by_at_most_2m_over_n(must_fail
 def test_equation_18_tail_is_sub_gaussian(must_fail):
     """Eq. (18): so P(|W1 - E W1| >= u) <= 2 exp(-n u^2 / (2 M^2)), exactly, for n fair coins.
 
-    If one token moved W1 by M / n only, the exponent would be 4 times this. Here E W1 < u, so W1 is
-    never that far below; W1 = 2 k / n - 1 with k or n - k heads.
+    The statement alone. If one token moved W1 by M / n only, the exponent would be 4 times this.
+    Here E W1 < u, so W1 is never that far below; W1 = 2 k / n - 1 with k or n - k heads.
     """
     n = 10_000
     heads = np.arange(n + 1)
@@ -255,181 +408,7 @@ def test_equation_18_tail_is_sub_gaussian(must_fail):
         assert (log_tail <= -1.2 * n * u**2 / (2 * RADIUS**2)).all()
 
 
-# ---- a pair of rollouts --------------------------------------------------------------------------
-
-
-def test_theorem_1_i_before_the_divergence(must_fail):
-    """Theorem 1 (i): E W1 <= eta for spans before the divergence, whose laws are the same."""
-    before = expected("wrong", EARLY, [EARLY])
-    assert before <= noise(EARLY) + FLOOR
-    with must_fail("the noise of less than two spans"):
-        assert before <= 0.8 * noise(EARLY) + FLOOR
-
-
-def test_theorem_1_ii_after_the_divergence(must_fail):
-    """Theorem 1 (ii): E W1 >= D(S) - eta after it. In one line, |E W1 - D(S)| <= eta anywhere."""
-    one_of_two = [LATE[0], OPPOSITE[0]]  # a span across the divergence
-    for other in (OPPOSITE, one_of_two):
-        distance = expected("wrong", LATE, [other])
-        eta = max(noise(LATE), noise(other))
-        assert drift(LATE, other) - eta <= distance <= drift(LATE, other) + eta + FLOOR
-        with must_fail("a larger D(S) below"):
-            assert 1.2 * drift(LATE, other) - eta <= distance
-        with must_fail("a smaller D(S) above"):
-            assert distance <= 0.8 * drift(LATE, other) + eta + FLOOR
-
-
-def test_theorem_1_iii_separation(must_fail):
-    """Theorem 1 (iii): E W1 grows by at least D(S) - 2 eta > 0 from before to after."""
-    growth = expected("wrong", LATE, [OPPOSITE]) - expected("wrong", EARLY, [EARLY])
-    gap = drift(LATE, OPPOSITE) - 2 * noise(EARLY) - FLOOR
-    assert growth >= gap > 0
-    with must_fail("without eta"):
-        assert growth >= drift(LATE, OPPOSITE) - FLOOR
-
-
-def test_remark_c1_drifts_that_cancel_leave_no_distance(must_fail):
-    """Remark C.1: D(S) = 0 where two sides swap laws halfway, though every token drifted."""
-    wrong = [LEFT] * 5 + [RIGHT] * 5
-    right = [RIGHT] * 5 + [LEFT] * 5
-    assert distances("wrong", 10, wrong, [right])[0] <= FLOOR + 1e-3
-    with must_fail("spans that end where the laws change"):
-        assert distances("wrong", 5, wrong, [right[:5]])[0] <= FLOOR + 1e-3
-
-
-# ---- groups of rollouts --------------------------------------------------------------------------
-
-
-@SIDES
-def test_theorem_2_i_and_proposition_f1_i_before_the_latest_divergence(side, must_fail):
-    """Theorem 2 (i), Prop. F.1 (i): E d_min <= eta before the latest of all divergence points."""
-    diverged = [{UP: 1}] * 4  # at once
-    latest = EARLY + [{LEAN: 1}] * 2
-    limit = noise(EARLY) + FLOOR
-    assert expected(side, EARLY, [diverged, latest]) <= limit
-    with must_fail("0.8 eta"):
-        assert expected(side, EARLY, [diverged, latest]) <= 0.8 * noise(EARLY) + FLOOR
-    with must_fail("without the rollout that diverges last"):
-        assert expected(side, EARLY, [diverged]) <= limit
-
-
-@SIDES
-def test_theorem_e1_i_needs_an_opposing_rollout_as_long_as_the_span(side, must_fail):
-    """Theorem E.1 (i), footnote: a shorter rollout of the same laws has only one short span.
-
-    Its span has other laws where laws change (Diracs, eta = 0); otherwise it is noisier.
-    """
-    whole = [LEFT, LEFT, RIGHT, RIGHT]
-    assert distances(side, 4, whole, [whole])[0] <= FLOOR + 1e-3
-    with must_fail("a shorter rollout"):
-        assert distances(side, 4, whole, [whole[:3]])[0] <= FLOOR + 1e-3
-    noisy = expected(side, FAIR * 5, [FAIR])
-    assert noisy <= (noise(FAIR * 5) + noise(FAIR)) / 2 + FLOOR
-    with must_fail("the noise of the longer one"):
-        assert noisy <= noise(FAIR * 5) + FLOOR
-
-
-def union_slack(spans, n):
-    """M sqrt(2 ln J / n), the repair of Theorem 2 (ii).
-
-    By Eq. (18) the largest of J spans' W1(Phat, Pbar) exceeds their expectation by this at most.
-    """
-    return RADIUS * np.sqrt(2 * np.log(spans) / n)
-
-
-@SIDES
-def test_theorem_2_ii_iii_and_proposition_f1_ii_iii_repaired(side, must_fail):
-    """Theorem 2 (ii), (iii), Prop. F.1, repaired: |E d_min - D*| <= eta + slack after tau*.
-
-    (iii) d_min grows by at least D* - 2 eta - slack. Both sides are at RIGHT for n tokens; then one
-    goes LEFT. An opposing rollout was at LEAN before, so D* is its distance, not that at the same
-    place.
-    """
-    n = 100
-    rng = np.random.default_rng(2)
-    opposing = [[RIGHT] * 2 * n, [LEAN] * n + [RIGHT] * n]
-    draws = []
-    for strays in rng.random((6, n, 1)) < 0.02:
-        own = np.concatenate([[RIGHT] * n, np.where(strays, RIGHT, LEFT)])
-        draws.append(distances(side, n, own, opposing)[[0, n]])
-    before, after = np.mean(draws, axis=0)
-    star = 0.98 * math.dist(LEFT, LEAN) + 0.02 * math.dist(RIGHT, LEAN)
-    eta = noise([coin(0.02)] * n)
-    slack = union_slack(4, n)
-    assert star - eta - slack <= after <= star + eta
-    assert after - before >= star - 2 * eta - slack > 0
-    with must_fail("D of the span at the same place"):
-        assert 0.98 * math.dist(LEFT, RIGHT) - eta - slack <= after
-    with must_fail("a smaller D*"):
-        assert after <= 0.8 * star + eta
-
-
-@SIDES
-def test_remark_e1_an_opposing_rollout_that_was_there_leaves_nothing(side, must_fail):
-    """Remark E.1: d_min after the divergence is small if an opposing span, of any place, is close."""
-    own = [RIGHT] * 4 + [LEFT] * 4
-    was_there = [LEFT] * 4 + [RIGHT] * 4
-    never = [RIGHT] * 8
-    assert distances(side, 4, own, [never, was_there])[4] < 0.01
-    with must_fail("no opposing rollout has been there"):
-        assert distances(side, 4, own, [never])[4] < 0.01
-
-
-@SIDES
-def test_theorem_2_ii_counterexample_in_algorithm_1(side, must_fail):
-    """Theorem 2 (ii), Prop. F.1 (ii), counterexample: one of many noisy spans is close by chance.
-
-    A span is at LEFT; J opposing spans are fair coins, D* = 1. d_min is 2 / n times the fewest heads.
-    """
-    rng = np.random.default_rng(7)
-    heads = rng.random((20, 6, 1)) < 0.5
-    opposing = np.where(heads, RIGHT, LEFT)
-    distance = distances(side, 6, [LEFT] * 6, opposing)[0]
-    assert distance == pytest.approx(2 * heads.mean(1).min(), abs=FLOOR)
-    with must_fail("D* - eta"):
-        assert distance >= 1 - noise(FAIR * 6)
-
-
-def least_of_coins(spans, n):
-    """E d_min of that counterexample, exactly: J spans of n coins, each 2 / n times its heads."""
-    at_most = np.minimum(stats.binom.cdf(np.arange(n), n, 0.5), 1 - 1e-15)  # k heads
-    return 2 / n * np.exp(spans * np.log1p(-at_most)).sum()
-
-
-def test_theorem_2_ii_is_false_as_printed_and_true_repaired(must_fail):
-    """Theorem 2 (ii), repaired: E d_min >= D* - eta - M sqrt(2 ln J / n), and nothing less.
-
-    The proof as printed needs E max_j X_j, while (A3) bounds E X_j, X_j = W1(Phat_j, Pbar_j).
-    """
-    n = np.array([100, 100, 1600, 6400])
-    spans = np.array([100, 1e6, 1e6, 1e40])
-    printed = 1 - np.array([noise(FAIR * k) for k in n])  # D* - eta
-    exact = np.array(list(map(least_of_coins, spans, n)))
-    slack = union_slack(spans, n)
-    assert (exact >= printed - slack).all()
-    with must_fail("as printed"):
-        assert (exact >= printed).all()
-    with must_fail("0.8 of the slack"):
-        assert (exact >= printed - 0.8 * slack).all()
-
-
-def test_theorem_2_iii_is_false_as_printed(must_fail):
-    """Theorem 2 (iii): D* > 2 eta does not separate; d_min can fall after the divergence.
-
-    Before it 999 opposing spans are far away, and the distance is that of two spans of coins; after
-    it there are 1000 spans of coins to choose from.
-    """
-    n = 12
-    heads = np.arange(2 * n + 1)
-    before = stats.binom.pmf(heads, 2 * n, 0.5) @ (2 * np.abs(heads - n) / n)
-    gap = 1 - 2 * noise(FAIR * n)
-    assert gap > 0
-    with must_fail("as printed"):
-        assert least_of_coins(1000, n) - before >= gap
-    assert gap - union_slack(1000, n) < 0  # the repaired condition does not hold here
-
-
-# ---- lower and upper bounds of D -----------------------------------------------------------------
+# ---- App. D: lower and upper bounds of D ---------------------------------------------------------
 
 
 def random_laws():
@@ -497,7 +476,37 @@ def test_proposition_d1_d_total_variation():
     assert diracs == pytest.approx(2 * RADIUS)
 
 
-# ---- what follows for weights --------------------------------------------------------------------
+# ---- App. E: groups, and what Theorem 2 needs ----------------------------------------------------
+
+
+@SIDES
+def test_theorem_e1_i_needs_an_opposing_rollout_as_long_as_the_span(side, must_fail):
+    """Theorem E.1 (i), footnote: a shorter rollout of the same laws has only one short span.
+
+    Its span has other laws where laws change (Diracs, eta = 0); otherwise it is noisier.
+    """
+    whole = [LEFT, LEFT, RIGHT, RIGHT]
+    assert distances(side, 4, whole, [whole])[0] <= FLOOR + 1e-3
+    with must_fail("a shorter rollout"):
+        assert distances(side, 4, whole, [whole[:3]])[0] <= FLOOR + 1e-3
+    noisy = expected(side, FAIR * 5, [FAIR])
+    assert noisy <= (noise(FAIR * 5) + noise(FAIR)) / 2 + FLOOR
+    with must_fail("the noise of the longer one"):
+        assert noisy <= noise(FAIR * 5) + FLOOR
+
+
+@SIDES
+def test_remark_e1_an_opposing_rollout_that_was_there_leaves_nothing(side, must_fail):
+    """Remark E.1: d_min after the divergence is small if an opposing span, of any place, is close."""
+    own = [RIGHT] * 4 + [LEFT] * 4
+    was_there = [LEFT] * 4 + [RIGHT] * 4
+    never = [RIGHT] * 8
+    assert distances(side, 4, own, [never, was_there])[4] < 0.01
+    with must_fail("no opposing rollout has been there"):
+        assert distances(side, 4, own, [never])[4] < 0.01
+
+
+# ---- App. G and H: what follows for weights ------------------------------------------------------
 
 
 @SIDES
