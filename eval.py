@@ -8,9 +8,9 @@
     python eval.py --model runs/A/checkpoints/*/model --bench math     # models of --keep-models
     python eval.py --from evals/NAME                                   # the saved table again
 
-**Protocol** (Sec. 5.2, App. J): temperature 0.1, no top-p, 3,000 tokens, templates and instruction
-as in training. A truncated response scores 0, as in training. If prompt and limit exceed the
-model's context, the problem is still asked, with a lower limit, and a warning says so.
+**Protocol** (App. J): temperature 0.1, 3,000 tokens, templates and instruction as in training; no
+top-p, although Sec. 5.2 has one. A truncated response scores 0, as in training. If prompt and limit
+exceed the model's context, the problem is still asked, with a lower limit, and a warning says so.
 
 **Resuming.** `--out` gets generations.jsonl: every response and its verdict, a block of problems at
 a time (`harness/generations.py`). The same command samples the blocks that the file lacks. Whatever

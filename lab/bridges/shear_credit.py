@@ -16,6 +16,7 @@ may change with any version; the trainers' follow TRL and verl.
 
 import warnings
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ def shear_omega(
     window: int = WINDOW,
     stride: int = STRIDE,
     eps: float = EPS,
+    eps_unit: Literal["nbar", "raw"] = "nbar",
     mean1: bool = False,
     cost: Cost = token_distances,
     closest: ClosestHook = race,
@@ -46,8 +48,9 @@ def shear_omega(
     float dtype; mask (G, T): 1 on response tokens, padding on any side; correct (G,): true for
     right rollouts. `window` and `stride` are in tokens.
 
-    `eps`, Sinkhorn's regularisation, is in units of nbar: the mean Euclidean norm of the group's
-    hidden states, over all response tokens of all its rollouts. A weight is a distance divided by
+    `eps`, Sinkhorn's regularisation, is in units of nbar, or with `eps_unit` "raw" in that of the
+    states, as the paper may mean it. nbar is the mean Euclidean norm of the group's hidden states,
+    over all response tokens of all its rollouts. A weight is a distance divided by
     nbar. It is 1 where no rollout has the opposite verdict, and 0 where the mask is 0. With `mean1`
     the weights are divided by their mean, so that SHEAR's steps are as large as GRPO's.
 
@@ -63,6 +66,7 @@ def shear_omega(
         window=window,
         stride=stride,
         eps=eps,
+        eps_unit=eps_unit,
         cost=cost,
         closest=closest,
     ).omega
@@ -79,6 +83,7 @@ def token_advantages(
     window: int = WINDOW,
     stride: int = STRIDE,
     eps: float = EPS,
+    eps_unit: Literal["nbar", "raw"] = "nbar",
     mean1: bool = False,
 ) -> Tensor:
     """A omega (B, T) for a batch of whole groups, from GRPO's advantages A (B,).
@@ -92,7 +97,7 @@ def token_advantages(
     if len(mask) % group_size:
         raise ValueError(f"{len(mask)} rollouts cannot be split into groups of {group_size}")
     warn_of_one_span(mask, window)
-    sizes = partial(shear_weights, window=window, stride=stride, eps=eps)
+    sizes = partial(shear_weights, window=window, stride=stride, eps=eps, eps_unit=eps_unit)
     weights_of = partial(sizes, cost=token_distances, closest=race)
     omega = []
     for start in range(0, len(mask), group_size):

@@ -255,7 +255,7 @@ def summary(results: dict) -> list[str]:
         rows.append({"": name, "here": " / ".join(here), "paper": paper})
     legend = [
         "Spearman's rho of continuation success and distance; AUC: of success",
-        "paper: MATH500, Qwen2.5-Math-7B, 8 rollouts, spans of 100 tokens every 25",
+        "paper: its figures, MATH500, Qwen2.5-Math-7B, 8 rollouts, window 100, stride 25",
     ]
     return [*log.markdown(rows), "", *legend, ""]
 
