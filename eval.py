@@ -383,11 +383,9 @@ def respond(
     generate: Callable[..., Tensor],
 ) -> list[tuple[str, int, Verdict]]:
     """Text, length and verdict of each response to some problems of a block."""
-    batch = config.generate_batch
-    if not batch:
-        room = models.room_gb(model.device) - model.get_memory_footprint() / 1e9
-        longest = max(asked.length for asked in group)
-        batch = models.choose_batch(model.config, config, room, longest, limit)
+    room = models.room_gb(model.device) - model.get_memory_footprint() / 1e9
+    longest = max(asked.length for asked in group)
+    batch = models.choose_batch(model.config, config, room, longest, limit)
     rollouts = rollout(
         model,
         block.tokenizer,
@@ -396,7 +394,7 @@ def respond(
         max_tokens=limit,
         temperature=config.temperature,
         stops=models.stop_ids(model, block.tokenizer),
-        batch_size=batch,
+        batch_tokens=batch * (longest + limit),
         generate=generate,
     )
     verdicts = block.task.verdicts([asked.problem for asked in group], rollouts)

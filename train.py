@@ -166,6 +166,9 @@ def train_step(run: Run, step: int) -> tuple[dict, list[dict]]:
     updates = update(run, batch, step)
     checksum = fsdp.refresh(run.trained, context.policy, ranks)  # the new weights sample
     clock.lap("train")
+    if ranks.device.type == "cuda":  # so far, of this rank
+        updates["peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)
+        updates["reserved_gb"] = round(torch.cuda.max_memory_reserved() / 1e9, 2)
 
     metrics: dict = {"step": step + 1}
     samples = []
@@ -246,8 +249,6 @@ def update(run: Run, batch: Batch, step: int) -> dict[str, float]:
     # The log-ratio is the first mini-batch's: there the policy still is the one that sampled, so it
     # must be 0, up to rounding.
     mean |= {"abs_log_ratio": taken[0]["abs_log_ratio"], "skipped": skipped}
-    if run.ranks.device.type == "cuda":
-        mean["peak_gb"] = round(torch.cuda.max_memory_allocated() / 1e9, 2)  # so far, of rank 0
     return mean
 
 

@@ -111,7 +111,8 @@ class Machine:
     ranks: int = 0  # Number of processes, unless torchrun starts them; 0: one per GPU.
     # CPU threads per process; 0: torch's default, at most 4 where the embedded task is trained.
     threads: int = 0
-    # Responses generated at a time; 0: what a GPU of this size holds, 512 on a CPU.
+    # Responses to the longest prompt generated at a time, and more to shorter ones; 0: what a GPU
+    # of this size holds, 512 on a CPU.
     generate_batch: int = 0
 
 

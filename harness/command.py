@@ -13,6 +13,7 @@ import errno
 import functools
 import io
 import logging
+import os
 import signal
 import sys
 import warnings
@@ -38,6 +39,8 @@ def run_command(main: Callable[..., int | None]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def command(argv: list[str] | None = None) -> int:
+        # blocks of memory that can grow, as the cache of a batch does; PyTorch reads it once
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
         import torch  # late: see above
 
         rank = rank_of_torchrun()

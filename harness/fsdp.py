@@ -161,6 +161,9 @@ def join(device: str, threads: int = 0) -> Ranks:
         dist.init_process_group(BACKENDS[device], timeout=TIMEOUT)
     if not dist.is_initialized():
         return Ranks(0, 1, place)
+    # what is wrong with a network shows at once, and its buffers come before sampling's cache
+    for where in sorted({"cpu", device}):
+        dist.all_reduce(torch.zeros(1, device=where))
     return Ranks(dist.get_rank(), dist.get_world_size(), place)
 
 

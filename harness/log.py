@@ -32,6 +32,7 @@ from harness import fsdp
 from harness.run import Loaded, Run
 from rewards import Verdict, rewards_of
 from shear import span_bounds
+from tasks.problems import HUB
 
 HEADER_EVERY = 20  # rows of steps
 ALIKE = 0.75  # the floor's share of the mean weight above which nearly all weights are alike
@@ -173,6 +174,12 @@ def print_plan(loaded: Loaded, folder: Path) -> None:
         say("sizes and --lr are the paper's; --task own has some for a CPU")
     for note in loaded.notes:
         say(note)
+    if config.task in HUB and not config.data and not config.keep_models:
+        models_gb = config.steps / 5 * model.num_parameters() * model.dtype.itemsize / 1e9
+        say(
+            f"the last {config.keep} checkpoints are kept; Table 1 needs the models of every fifth "
+            f"step: --save-every 5 --keep-models 5, {models_gb:.3g} GB (docs/evaluation.md: hours)"
+        )
     updates = config.prompts_per_step // config.prompts_per_update
     say(
         f"{config.steps} steps x {config.prompts_per_step} prompts x {config.rollouts_per_prompt} "

@@ -40,7 +40,7 @@ from transformers import (
 from base.config import Config, Machine
 from base.errors import BadInput, cause
 from base.files import config_of
-from grpo import AT_ONCE, PADDED, Layout, hf_generate, rollout, token_ids
+from grpo import PADDED, Layout, hf_generate, rollout, token_ids
 from tasks.task import render
 
 # A folder's own code is never run. False, and not unset: transformers would ask on the terminal.
@@ -54,6 +54,7 @@ ROUNDING = {torch.float32: 3e-4}
 ROUNDING_HALF = 5e-2
 # Share of a GPU's room for rollouts generated together; the rest is for what `row_bytes` omits.
 SHARE = 0.8
+ON_CPU = 512  # rollouts generated together on a CPU
 CUDA = 2.0  # GB, at most, that CUDA and NCCL take for themselves
 
 
@@ -211,7 +212,7 @@ def computes_as_ours(
     if policy.dtype != torch.float32 and policy.num_parameters() <= EXACT:
         policy = copy.deepcopy(policy).float()
     # an odd number of pads, which are no whole block of tokens that a model may compress
-    prompts = [ids[:3], 2 * ids]
+    prompts = [2 * ids, ids[:3]]
     return samples_as_it_scores(policy, tokenizer, prompts, hf_generate, PADDED, 0.0)
 
 
@@ -226,7 +227,8 @@ def samples_as_it_scores(
 ) -> bool:
     """Whether a sampler's logits of two tokens for each prompt are those of scoring in a layout.
 
-    A sampler that does not call the policy cannot be asked, and counts as right.
+    The prompts come longest first, the order in which `rollout` generates them. A sampler that does
+    not call the policy cannot be asked, and counts as right.
     """
     head = policy.get_output_embeddings()
     sampled = []  # the logits of each token, (b, V)
@@ -319,13 +321,16 @@ def resident_gb(model: PreTrainedModel, config: Config, world: int) -> float:
 def choose_batch(
     shape: PreTrainedConfig, machine: Machine, room: float, prompt: int, response: int
 ) -> int:
-    """How many rollouts are generated together where --generate-batch does not say; at least 1.
+    """How many rollouts of the longest prompt are generated together; at least 1.
 
-    On a GPU as many as fit into `room` GB, with this many tokens. The sampled tokens depend on the
-    number, so `room` is what a command leaves of the whole GPU, not what is free at the time.
+    That is --generate-batch, or on a GPU as many as fit into `room` GB, with this many tokens. The
+    sampled tokens depend on the number, so `room` is what a command leaves of the whole GPU, not
+    what is free at the time.
     """
+    if machine.generate_batch:
+        return machine.generate_batch
     if machine.device == "cpu":
-        return AT_ONCE
+        return ON_CPU
     row = row_bytes(shape, prompt, response, getattr(torch, machine.dtype).itemsize)
     return max(1, int(SHARE * (room - CUDA) * 1e9 / row))
 

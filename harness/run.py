@@ -86,6 +86,7 @@ class Loaded:
     context: Context
     hooks: Hooks
     stops: list[int]  # the ids that end a response
+    batch_tokens: int  # that are generated at a time: --generate-batch of the longest prompt
     notes: list[str]  # for the user, about what was loaded
 
 
@@ -206,11 +207,10 @@ def load_run(config: Config, ranks: Ranks) -> Loaded:
         config = check_tokens(config, prompts)
         if source and hooks.adapt:  # the outline, so that memory is that of what is trained
             hooks.adapt(model, config.seed)
-        if not config.generate_batch:  # config.json keeps it: the samples depend on it
-            longest = max(map(len, prompts))
-            room = models.room_gb(ranks.device) - models.resident_gb(model, config, ranks.world)
-            batch = models.choose_batch(model.config, config, room, longest, config.max_tokens)
-            config = replace(config, generate_batch=batch)
+        longest = max(map(len, prompts))
+        room = models.room_gb(ranks.device) - models.resident_gb(model, config, ranks.world)
+        batch = models.choose_batch(model.config, config, room, longest, config.max_tokens)
+        config = replace(config, generate_batch=batch)  # kept, as the samples depend on it
         if ranks.device.type == "cuda" or source:
             notes += models.memory_notes(model, config, ranks.world, ranks.device)
         if source:
@@ -219,7 +219,9 @@ def load_run(config: Config, ranks: Ranks) -> Loaded:
             model = models.load_model(source, ranks.device, tokenizer)
         model.eval()  # throughout: dropout would make sampler and trainer disagree
         context = make_context(config, Policy(model), tokenizer, task, hooks.shear)
-        return Loaded(config, ranks, context, hooks, models.stop_ids(model, tokenizer), notes)
+        stops = models.stop_ids(model, tokenizer)
+        batch_tokens = batch * (longest + config.max_tokens)
+        return Loaded(config, ranks, context, hooks, stops, batch_tokens, notes)
 
 
 def check_tokens(config: Config, prompts: list[list[int]]) -> Config:
@@ -413,7 +415,7 @@ def check_sampler(loaded: Loaded) -> None:
         return
     ids = context.tokenizer("1 + 1 =")["input_ids"]
     long = (64 * ids)[: int(min(64, models.context_of(model) // 2))]
-    prompts = [ids[:3], long, long]  # two rollouts of one prompt, which a layout may read once
+    prompts = [long, long, ids[:3]]  # two rollouts of one prompt, which a layout may read once
     with fsdp.raise_together(loaded.ranks):
         if not models.samples_as_it_scores(
             model, context.tokenizer, prompts, generate, layout, context.temperature
@@ -450,7 +452,7 @@ def sample(run: Loaded, problems: list[dict], count: int, temperature: float) ->
         max_tokens=run.config.max_tokens,
         temperature=temperature,
         stops=run.stops,
-        batch_size=run.config.generate_batch,
+        batch_tokens=run.batch_tokens,
         generate=run.hooks.generate,
     )
 

@@ -10,24 +10,11 @@ from builders.kinds import by_kind
 
 from grading.answers import compare
 
-PAIRS = cases("answers.csv")
 
-
-def with_verdict(same: str) -> list:
-    """Parameters of the pairs that should have this verdict."""
-    return by_kind([pair for pair in PAIRS if pair["same"] == same], "answer", by_default=1)
-
-
-@pytest.mark.parametrize("pair", with_verdict("yes"))
+@pytest.mark.parametrize("pair", by_kind(cases("answers.csv"), "answer", by_default=1))
 def test_the_same_answer_in_another_spelling(pair):
-    """No honest answer is marked wrong."""
-    assert compare(pair["answer"], pair["gold"]) == "correct"
-
-
-@pytest.mark.parametrize("pair", with_verdict("no"))
-def test_another_answer(pair):
-    """No wrong answer, hedge or trick is marked right."""
-    assert compare(pair["answer"], pair["gold"]) != "correct"
+    """No honest answer is marked wrong, and no wrong answer, hedge or trick is marked right."""
+    assert (compare(pair["answer"], pair["gold"]) == "correct") == (pair["same"] == "yes")
 
 
 @pytest.mark.parametrize(

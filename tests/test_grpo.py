@@ -225,7 +225,7 @@ def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen):
     )
     draws = 6_000
     rollouts = rollout(
-        model, tokenizer, ["x"], draws, max_tokens=1, temperature=0.2, batch_size=draws
+        model, tokenizer, ["x"], draws, max_tokens=1, temperature=0.2
     )
     with torch.no_grad():
         logits = model(torch.tensor([tokenizer("x")["input_ids"]])).logits[0, -1]
@@ -238,7 +238,7 @@ def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen):
 def test_prompts_of_like_length_are_generated_together(tiny):
     """They are sorted by length within, and returned in the order asked for."""
     prompts = ["a=1;b=a+2;c=b*3;c?\n", "a=1;a?\n", "a=1;b=a+2;b?\n"]
-    greedy = dict(max_tokens=6, temperature=0.0, batch_size=4)
+    greedy = dict(max_tokens=6, temperature=0.0, batch_tokens=4 * 26)
     rollouts = rollout(*tiny, prompts, 2, **greedy)
     for row, text in enumerate(rollouts.texts):
         prompt = tiny[1].decode(rollouts.prompt_ids[row][rollouts.prompt_mask[row]])

@@ -36,7 +36,6 @@ OTHERS = [
      {"fn_name": "f", "inputs": [SHARED], "outputs": [SHARED[0]]}),
     ("argument_twice", "shared arguments", 1.0, "def f(x): return x.append(3) or x",
      {"fn_name": "f", "inputs": [SHARED, SHARED], "outputs": [[1, 3], [1, 3]]}),
-    ("big_input", "size", 1.0, "print(len(input()))", {"inputs": ["x" * 5000000], "outputs": ["5000000"]}),
     ("big_output", "size", 1.0, "print('1\\n' * 10**6)", {"inputs": [""], "outputs": ["1\n" * 10**6]}),
 ]  # fmt: skip
 CASES = cases("programs.jsonl")

@@ -4,6 +4,7 @@ What crosses the wall between the two, and who decides a comparison.
 """
 
 import collections
+import contextlib
 import datetime
 import decimal
 import fractions
@@ -23,33 +24,28 @@ import pytest
 def link(monkeypatch):
     """`link(source)`: a Link to a process-like thread that serves the names of a program."""
     monkeypatch.setitem(sys.modules, "__main__", None)  # tests run as this module
-    ends = []
+    with contextlib.ExitStack() as at_end:
 
-    def make(source: str) -> proxy.Link:
-        module = type(sys)("program")
-        exec(source, vars(module))
-        inside, outside = socket.socketpair()
-        stdout = io.TextIOWrapper(io.BytesIO())
-        serving = proxy.Inside(inside.makefile("rwb"), module, stdout)
-        threading.Thread(target=serving.serve, daemon=True).start()
-        ends.append(outside)
-        return proxy.Link(outside.makefile("rwb"))
+        def make(source: str) -> proxy.Link:
+            module = type(sys)("program")
+            exec(source, vars(module))
+            inside, outside = socket.socketpair()
+            stdout = io.TextIOWrapper(io.BytesIO())
+            serving = proxy.Inside(inside.makefile("rwb"), module, stdout)
+            threading.Thread(target=serving.serve, daemon=True).start()
+            return proxy.Link(at_end.enter_context(outside).makefile("rwb"))
 
-    yield make
-    for end in ends:
-        end.close()
+        yield make
 
 
 @pytest.mark.parametrize(
     "value",
     [
-        None, True, 0, -(2**63), 2**70, 1.5, math.inf, 1 + 2j, "a\ud800\0é", b"\x00\xff", range(3, 9, 2),
-        [1, [2, []]], (1, (2,), ()), {1, 2}, frozenset({(1, 2)}), {(1, 2): {3}, None: [4], 1.5: {"a": ()}},
-        collections.deque([1, 2]), decimal.Decimal("1.10"), fractions.Fraction(1, 3),
-        datetime.date(2026, 1, 2), datetime.datetime(2026, 1, 2, 3, 4, 5), datetime.timedelta(days=1, microseconds=2),
-        [{"a": [True, False]}, {"tuple": 1}, {"object": [0, []]}], datetime.timezone(datetime.timedelta(hours=1)),
-        collections.Counter("aab"), collections.OrderedDict(b=1, a=2), collections.defaultdict(list, a=[1]),
-        collections.namedtuple("Point", "x y")(1, (2,)), bytearray(b"a"),
+        None, True, -(2**63), math.inf, 1 + 2j, "a\ud800\0é", b"\x00\xff", bytearray(b"a"), range(3, 9, 2),
+        (1, [2, ()]), frozenset({(1, 2)}), {(1, 2): {3}, None: [4], 1.5: {"a": ()}}, {"tuple": 1}, {"object": [0, []]},
+        collections.deque([1]), collections.Counter("aab"), collections.OrderedDict(b=1, a=2), collections.defaultdict(list, a=[1]),
+        collections.namedtuple("Point", "x y")(1, (2,)), decimal.Decimal("1.10"), fractions.Fraction(1, 3),
+        datetime.datetime(2026, 1, 2), datetime.timezone(datetime.timedelta(hours=1)),
     ],
 )  # fmt: skip
 def test_plain_data_crosses_unchanged(value, link):
@@ -86,8 +82,8 @@ def f(*args): return Agrees()
     "claim",
     [
         "f() == 1", "1 == f()", "not f() != 1", "f() < 1", "1 < f()", "abs(f() - 0.5) < 1e-6", "float(f()) == 0",
-        "f() in [1, 2]", "1 in f()", "f().startswith('a')", "f().union({1})", "f() is True", "isinstance(f(), int)",
-        "[f()] == [1]", "{'a': f()} == {'a': 1}", "sorted([f(), 1]) and False",
+        "f() in [1, 2]", "1 in f()", "f().startswith('a')", "f() is True", "isinstance(f(), int)",
+        "[f()] == [1]", "{'a': f()} == {'a': 1}",
     ],
 )  # fmt: skip
 def test_an_object_that_always_agrees_never_passes(claim, link):
@@ -102,9 +98,9 @@ def test_an_object_that_always_agrees_never_passes(claim, link):
 @pytest.mark.parametrize(
     "value",
     [
-        b"", b"not json", b"\xff", b"[" * 100_000, b'{"tuple": [  ' * 7_000, b"2]", b"1", b'{"set": [[[[1]]], [], []]}',
-        b'{"dict": [[], [], [[[], 1]]]}', b'{"unknown": 1}', b'{"a": 1, "b": 2}', b'{"set": [[], [1], []]}',
-        b'{"Decimal": [["x"], [], []]}', b'{"object": ["a", []]}', b'{"object": [0, ["__add__"]]}', b'{"builtin": "print"}',
+        b"not json", b"\xff", b"[" * 100_000, b'{"tuple": [  ' * 7_000, b"1", b'{"set": [[[[1]]], [], []]}',
+        b'{"unknown": 1}', b'{"a": 1, "b": 2}', b'{"set": [[], [1], []]}', b'{"Decimal": [["x"], [], []]}',
+        b'{"object": ["a", []]}', b'{"object": [0, ["__add__"]]}', b'{"builtin": "print"}',
         b'{"class": [["builtins", "print"]]}', b'{"tuple": [[1], ["P", ["class"]]]}',
         b'{"error": [[["builtins", "print"]], {"dict": [[], [], []]}, null, ""]}',
     ],
@@ -127,11 +123,9 @@ def test_a_forged_message_is_the_candidates_end(value):
     [
         ("def f(x): return x + 1", ["assert f(1) == 2", "assert f(2) == 3"], "correct"),
         ("def f(x): return x", ["assert f(1) == 2"], "wrong"),
-        ("def f(x): return x", ["assert g(1) == 2"], "wrong"),
         ("def f(x): return None", ["assert f(1)[0] == 2"], "wrong"),
         ("def f(x): return 1 / 0", ["assert f(1) == 2"], "crashed"),
         ("def f(x): raise MemoryError", ["assert f(1) == 2"], "memory"),
-        ("def f(x): raise ImportError", ["assert f(1) == 2"], "crashed"),
         ("def f(x): raise SystemExit", ["assert f(1) == 2"], "crashed"),
         ("def f(x): return x", ["assert f(1) = 2"], "infra_error"),
         ("def f(x): return x", ["import no_such_module", "assert f(1)"], "unsupported"),
@@ -148,12 +142,10 @@ def test_asserts_are_judged_outside(source, asserts, reason, link):
 @pytest.mark.parametrize(
     "value, expected, equal",
     [
-        ((1, 2), [1, 2], True), ([(1, 2)], [[1, 2]], True), ([1], [1, 2], False), ([], [[1, 2]], False), (0.1 + 0.2, 0.3, True),
-        (1, 1.0, True), (0.30001, 0.3, False), (3, 4, False), (2.9999999999, 3, False), ("0.3", 0.3, False),
-        (math.nan, math.nan, True), (math.inf, math.inf, True), ({1: (2.0,)}, {"1": [2.0]}, True),
-        ({1: 2}, {"1": 3}, False), ({1: 2, "1": 2}, {"1": 2}, False), ({1: 2, 3: 4}, {"1": 2}, False), (None, [], False), ("ab", ["a", "b"], False),
-        (True, True, True), (1000.0005, 1000.0, True), (1000.002, 1000.0, False), (1000, 1000.0, True),
-        ("1000.0", 1000.0, False), (5e-7, 0.0, True), (2e-6, 0.0, False), (1.05, 1.5, False),
+        ([(1, 2)], [[1, 2]], True), ([1], [1, 2], False), (0.1 + 0.2, 0.3, True), (0.30001, 0.3, False),
+        (1, 1.0, True), (2.9999999999, 3, False), ("0.3", 0.3, False), ("ab", ["a", "b"], False),
+        (math.nan, math.nan, True), ({1: (2.0,)}, {"1": [2.0]}, True), ({1: 2, "1": 2}, {"1": 2}, False),
+        (1000.0005, 1000.0, True), (1000.002, 1000.0, False), (5e-7, 0.0, True), (2e-6, 0.0, False),
     ],
 )  # fmt: skip
 def test_results_of_calls_are_compared_as_the_data_sets_mean_it(value, expected, equal):

@@ -40,7 +40,8 @@ config, task, _ = make_task(config, tokenizer, model.config.max_position_embeddi
 hooks = Hooks()
 use(hooks, config.use)
 context = make_context(config, Policy(model), tokenizer, task, hooks.shear)
-loaded = Loaded(config, ranks, context, hooks, stop_ids(model, tokenizer), [])
+batch_tokens = (config.generate_batch or 512) * (plan.PROMPT + config.max_tokens)
+loaded = Loaded(config, ranks, context, hooks, stop_ids(model, tokenizer), batch_tokens, [])
 predicted = plan.peaks_gb(model, config, 1)
 run = start_run(loaded, folder)
 del model

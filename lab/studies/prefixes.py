@@ -37,7 +37,7 @@ from base import files
 from base.config import Config, Shear
 from base.errors import bad_input_on_error
 from credit.batch import Batch, Context
-from grpo import PADDED, Policy, Rollouts, cat_padded, decode, pad_left, rollout
+from grpo import AT_ONCE, PADDED, Policy, Rollouts, cat_padded, decode, pad_left, rollout
 from harness.fsdp import Ranks
 from harness.models import load_model, load_tokenizer, round_weights, stop_ids
 from harness.run import Hooks, Loaded, make_context, seed_of, template_of, use
@@ -122,7 +122,7 @@ def sample(run: Loaded, prompts: Sequence, count: int, used: int = 0) -> Rollout
         max_tokens=run.config.max_tokens - used,
         temperature=run.config.temperature,
         stops=run.stops,
-        batch_size=run.config.generate_batch,
+        batch_tokens=run.batch_tokens,
         generate=run.hooks.generate,
     )
 
@@ -196,7 +196,7 @@ def load_with_solutions(file: str, config: Config, ranks: Ranks) -> tuple[Loaded
     hooks = Hooks()
     use(hooks, config.use)
     context = make_context(config, Policy(model), tokenizer, task, hooks.shear)
-    return Loaded(config, ranks, context, hooks, stop_ids(model, tokenizer), []), groups
+    return Loaded(config, ranks, context, hooks, stop_ids(model, tokenizer), AT_ONCE, []), groups
 
 
 def read_solutions(

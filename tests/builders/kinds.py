@@ -9,12 +9,13 @@ def by_kind(rows: list[dict], name: str, by_default: int) -> list:
     """A parameter for each row, called by its column `name`.
 
     The first `by_default` rows of each kind run by default, the others are long. The kind is the
-    column `about`.
+    column `about`, by verdict in `same` if there is one.
     """
     seen: Counter = Counter()
     parameters = []
     for row in rows:
-        seen[row["about"]] += 1
-        marks = [pytest.mark.long] if seen[row["about"]] > by_default else []
+        kind = row["about"], row.get("same")
+        seen[kind] += 1
+        marks = [pytest.mark.long] if seen[kind] > by_default else []
         parameters.append(pytest.param(row, id=row[name], marks=marks))
     return parameters

@@ -109,5 +109,5 @@ def sample_rollouts(tiny, group_size=4) -> Rollouts:
     """Rollouts of the untrained model, which stops at random; of two prompts one is padded."""
     prompts = ["a=3-6;b=3+a;b?\n", "a=1*7;a?\n"]
     return rollout(
-        tiny[0], tiny[1], prompts, group_size, max_tokens=24, temperature=1.0, batch_size=3
+        tiny[0], tiny[1], prompts, group_size, max_tokens=24, temperature=1.0, batch_tokens=125
     )

@@ -13,7 +13,7 @@ from base import files
 from base.config import Config, parse_train
 from credit.batch import Batch
 from credit.rules import assign_credit, with_options
-from grpo import Policy
+from grpo import AT_ONCE, Policy
 from harness.fsdp import Ranks
 from harness.log import write_config
 from harness.models import stop_ids
@@ -56,7 +56,7 @@ def run_of(config: Config, task, model, tokenizer, ranks: Ranks = ALONE) -> Load
     """A run that is loaded: its model is whole."""
     context = make_context(config, Policy(model), tokenizer, task, {})
     stops = stop_ids(model, tokenizer) if tokenizer else []
-    return Loaded(config, ranks, context, Hooks(), stops, [])
+    return Loaded(config, ranks, context, Hooks(), stops, AT_ONCE, [])
 
 
 def sharded(loaded: Loaded, folder: Path = Path("nowhere")) -> Run:

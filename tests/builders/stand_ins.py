@@ -20,7 +20,7 @@ def replace_sampler(
 
 def generate_together(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
     """Let the default of --generate-batch be `count`, whatever memory this machine has."""
-    monkeypatch.setattr("harness.models.choose_batch", lambda *sizes: count)
+    monkeypatch.setattr("harness.models.ON_CPU", count)
 
 
 def hear_no_other_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
