@@ -31,7 +31,7 @@ Left out: evaluation sets (`tasks/benchmarks.py`).
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeGuard
 
 from base.errors import SURROGATE, BadInput
@@ -48,6 +48,14 @@ HUB = {
 }
 PROBLEM = "problem", "question"  # columns, of which the first that has text counts
 ANSWER = "gt_answer", "ground_truth_answer", "answer"
+OTHERS = (
+    "solution",
+    "tests",
+    "prompt",
+    "reward_model",
+    "extra_info",
+    "ability",
+)  # columns that count
 PUBLISHED = {"gt_answer", "reward_model", "solution"}  # columns of sets from the hub
 FILTERS = {"math": " of levels 3 to 5, or of none", "code": ' of ability "code", or of none'}
 NAMED = 5  # rows, at most, that a warning names
@@ -73,7 +81,10 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
     else:
         blame = f"--data {data}"
         rows = from_file(data, blame)
-    problems, dropped, count = numbered(rows, kind, blame)
+    names: set[str] = set()
+    problems, dropped, count = numbered(noting(rows, names), kind, blame)
+    of_math = [columns for columns in MATH_COLUMNS if columns <= names]
+    unread = sorted(names.difference(PROBLEM, ANSWER, OTHERS, *of_math))
     wanted = len(problems) + len(dropped)
     notes = [f"data {data or f'{repo} (hub)'}: {wanted:,} of {count:,} rows"]
     if wanted < count:
@@ -86,7 +97,16 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
         raise BadInput(f"{blame}: no problem is left ({notes[-1]}); give others with --data")
     if data is not None:
         notes += doubts_of(problems)
+        if unread:
+            notes.append(f"columns that nothing reads: {', '.join(unread)[:200]}")
     return list(problems.values()), notes
+
+
+def noting(rows: Iterable[dict], names: set[str]) -> Iterator[dict]:
+    """The rows; the names of their columns, without capitals, are added to `names`."""
+    for row in rows:
+        names.update(map(str.lower, row))
+        yield row
 
 
 def numbered(rows: Iterable[dict], kind: str, blame: str) -> tuple[dict[int, dict], list[str], int]:

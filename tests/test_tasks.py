@@ -355,6 +355,12 @@ def test_capitals_of_a_header_do_not_matter(load):
     assert dropped.startswith("WARNING: 1 rows cannot be used (the first: row 4: needs")
 
 
+def test_columns_that_nothing_reads_are_named(load):
+    """An "explanation" is no "solution", and a level is one of MATH's rows alone."""
+    _, (_, unread) = load({"problem": "a", "answer": "7", "Explanation": "so 7", "level": "easy"})
+    assert unread == "columns that nothing reads: explanation, level"
+
+
 def test_problems_that_occur_twice_are_named(load):
     """Other white space makes no other problem, and rows that are left out count as rows."""
     rows = [{"problem": text, "answer": "1"} for text in ["a b", "c", "a  b ", "c", "A b"]]

@@ -2,12 +2,12 @@ r"""How the answers of a file are read, and which of their other forms are not r
 
     python -m lab.tools.answers FILE     # .jsonl, .json (also .gz), .csv or .parquet, as --data
 
-Each answer is graded against itself and what a person would write for it: its number alone and its
-\text form, without "about", with a decimal point for a comma, and a time with and without a leading
-zero and a.m. A line names what is not right, and what may not be read as it was meant: letters that
-are factors, a subtraction, a worked solution, several boxes, braces that do not match. Last come
-the rows that `train.py` would drop, and its warnings, as of problems that occur twice. A row needs
-no problem.
+Each answer is graded against itself, the box of the row's own solution, and what a person would
+write for it: its number alone and its \text form, without "about", with a decimal point for a
+comma, and a time with and without a leading zero and a.m. A line names what is not right, and what
+may not be read as it was meant: letters that are factors, a subtraction, a worked solution, several
+boxes, braces that do not match. Last come the rows that `train.py` would drop, and its warnings, as
+of problems that occur twice. A row needs no problem.
 """
 
 import re
@@ -18,7 +18,7 @@ import tyro
 
 from grading.spelling import UNIT, respell
 from lab.tools.command import command
-from rewards import grade_math
+from rewards import grade_math, last_box
 from tasks.problems import doubts_of, numbered
 from tasks.readings import HEDGED
 from tasks.rows import from_file
@@ -43,6 +43,12 @@ def check_answers(file: tyro.conf.Positional[Path]) -> None:
         reading = reading_of(gold, problem.get("solution"))
         if reading:
             print(f"row {row}: {gold!r} is {reading}")
+        solution = problem.get("solution")
+        if solution:
+            graded = grade_math(solution, gold)
+            if graded.reason != "correct":
+                box = last_box(solution)
+                print(f"row {row}: the solution's box, {box!r}, is {graded.reason} for {gold!r}")
         for form in forms_of(gold):
             graded = grade_math(rf"\boxed{{{form}}}", gold)
             if graded.reason != "correct":
