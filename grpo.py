@@ -233,10 +233,11 @@ def rollout(
     """Sample `group_size` responses to each prompt, a text or its token ids.
 
     Temperature 0 is greedy decoding. `stops` are the ids that end a response, by default the
-    tokenizer's end of text; `harness.models.stop_ids` finds those of chat models, too. Rollouts with
-    prompts of like length are generated together, at most `batch_tokens` tokens of padded prompts
-    and full responses at a time. `generate` has the signature of `hf_generate`. Texts hold every
-    sampled token but the stop token, special ones spelt out: what is graded is what was sampled.
+    tokenizer's end of text; `harness.models.stop_ids` finds those of chat models, too. Rollouts
+    with prompts of like length are generated together, at most `batch_tokens` tokens of padded
+    prompts and full responses at a time. `generate` has the signature of `hf_generate`. Texts hold
+    every sampled token but the stop token, special ones spelt out: what is graded is what was
+    sampled.
     """
     stops = [tokenizer.eos_token_id] if stops is None else list(stops)
     pad = pad_id(tokenizer, model)

@@ -1,10 +1,10 @@
 """Problems as verl's parquet, and this project's math grader as verl's reward.
 
     python -m lab.bridges.verl_data train.parquet                  # the paper's training set
-    python -m lab.bridges.verl_data train.parquet --data own.jsonl # or a file, as --data of train.py
+    python -m lab.bridges.verl_data train.parquet --data own.jsonl # a file, as --data of train.py
 
-`custom_reward_function.path=lab/bridges/verl_data.py` has verl call `compute_score`. A response that
-could not be graded scores 0, as verl has no score for it.
+With `custom_reward_function.path=lab/bridges/verl_data.py` verl calls `compute_score`. What could
+not be graded scores 0, as verl has no score for it.
 """
 
 import sys

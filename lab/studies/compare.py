@@ -194,6 +194,8 @@ def run_stage(stage: str, cell: Cell, seeds: Sequence[int], path: Path, jobs: in
             by_seed[trial.seed].append(trial)
         if not by_seed:
             break
+        count = sum(map(len, by_seed.values()))
+        print(f"{stage}: {count} trials, each a run of train.py, {jobs} at a time", flush=True)
         with multiprocessing.get_context("spawn").Pool(jobs) as pool:
             run = partial(run_from_one_start, cell, path)
             trained = pool.imap_unordered(run, by_seed.values())

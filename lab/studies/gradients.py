@@ -49,6 +49,7 @@ holds the whole model.
 import copy
 import math
 import tempfile
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -236,6 +237,7 @@ def take_references(run: Loaded, batch_of: Callable[[int], Batch], flags: Gradie
     """The gradients (M, K) of the reference's batches, with leave-one-out advantages."""
     own = fsdp.share(list(range(flags.reference)), run.ranks)
     taken = []
+    began = time.perf_counter()
     for number in tqdm(own, "reference", leave=False, disable=None):
         batch = batch_of(number)
         if run.config.task in noise.CELLS:
@@ -244,6 +246,9 @@ def take_references(run: Loaded, batch_of: Callable[[int], Batch], flags: Gradie
             credit = leave_one_out(batch)  # (B, T)
         (gradient,) = gradients_of(run, batch, credit[None], flags.numbers)
         taken.append(gradient.cpu())  # where the table is made
+        if len(taken) == 1 and run.ranks.main:
+            left = log.duration(len(own) * (time.perf_counter() - began))
+            print(f"the reference takes about {left}; {flags.batches} batches of each arm follow")
     return torch.stack(fsdp.gather_items(taken, run.ranks))
 
 
@@ -385,6 +390,9 @@ def table_line(row: dict) -> dict[str, str]:
     if row["snr"] <= 0 or row["rollouts"] <= 0:
         cells["rollouts"] = "-"
     cells |= {name: "-" for name in COLUMNS if math.isnan(row[name])}
+    for name, half in (("D", "half"), ("D_adam", "half_adam")):
+        if abs(row[name]) <= row[half] > 0:
+            cells[name] += " not told from 0"
     return {"arm": row["arm"]} | cells
 
 
