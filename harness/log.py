@@ -8,6 +8,7 @@ Left out: pictures and pages, which commands of the lab draw from these files.
 """
 
 import math
+import os
 import shlex
 import shutil
 import statistics
@@ -16,6 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ from rewards import Verdict, rewards_of
 from shear import span_bounds
 from tasks.problems import HUB
 
+ROOT = Path(__file__).parents[1]
+PICTURES = ["-m lab.tools.page", "-m lab.tools.curve"]  # the lab's commands on a run
 HEADER_EVERY = 20  # rows of steps
 ALIKE = 0.75  # the floor's share of the mean weight above which nearly all weights are alike
 # A step's row: titles, which docs/faq.md explains, and metrics with their formats.
@@ -49,6 +53,11 @@ COLUMNS = (
     ("ess", "ess", "6.2f"),
     ("gnorm", "grad_norm", "7.3f"),
     ("s/step", "s_per_step", "7.1f"),
+    ("left", "left", "10"),
+)
+EXPLAINED = (
+    "no-signal: groups that teach nothing; trunc: cut off; weight: of tokens; ess: share of tokens "
+    "with credit"
 )
 ERRORS = 2  # a gain of more standard errors is told from none: two-sided, 5%
 # standard deviation of a problem's gain, before it is measured: 0.18 and 0.19 in two runs
@@ -205,18 +214,19 @@ def log_step(run: Run, metrics: dict, samples: list[dict]) -> None:
     files.append_rows(run.folder / "metrics.jsonl", [metrics])
     files.append_rows(run.folder / "samples.jsonl", samples)
     step = metrics["step"]
+    if step == 1:
+        say(EXPLAINED)
     if step % HEADER_EVERY == 1:
         print_header()
-    values = metrics | {"s_per_step": sum(metrics["seconds"].values())}
+    seconds = sum(metrics["seconds"].values())
+    left = str(timedelta(seconds=round(seconds * (run.config.steps - step))))
+    values = metrics | {"s_per_step": seconds, "left": left.rjust(10)}
     cells = [format(values[name], form) for _, name, form in COLUMNS]
     tqdm.write(f"{step}/{run.config.steps}".ljust(8) + "".join(cells))
     for name in RARE:
         if metrics.get(name):
             say(f"{name} {metrics[name]:.4g}")
     if step == 1:
-        left = (run.config.steps - 1) * values["s_per_step"]
-        if left:
-            say(f"the other steps take about {duration(left)}")
         for note in notes_of(metrics, run.config):
             say(note)
     if metrics.get("timeout", 0) > TIMEOUTS:
@@ -271,10 +281,11 @@ def notes_of(metrics: dict, config: Config) -> list[str]:
     if len(span_bounds(int(metrics["length"]), config.window, config.stride)) == 1:
         notes.append("WARNING: one span per response, so one weight for all tokens: lower --window")
     floor = metrics["eps_over_nbar"] * math.log(config.window)
-    note = f"nbar {metrics['nbar']:.3g}: equal spans are up to {floor:.2f} of it apart"
     if floor > ALIKE * metrics["weight_mean"]:
-        note += "; nearly all tokens weigh alike: lower --eps, or --window"
-    notes.append(note)
+        notes.append(
+            f"nearly all tokens weigh alike, as equal spans may weigh {floor:.2f}: lower --eps, or "
+            "--window"
+        )
     return notes
 
 
@@ -387,6 +398,8 @@ def verdict_of(before: dict | None, after: dict, steps: list[dict]) -> list[str]
     mean, error, count = mean_and_error(gains)
     if count < 2:
         return ["too few held-out problems to tell a gain from none: raise --heldout"]
+    if not np.nansum(before["by_problem"]) and not np.nansum(after["by_problem"]):
+        return ["no held-out response was right, before or after: docs/faq.md has what helps"]
     told = "more than chance" if abs(mean) > ERRORS * error else "it cannot be told from none"
     no_signal = statistics.mean([row["equal_groups"] for row in steps] or [math.nan])
     return [
@@ -408,8 +421,23 @@ def print_end(run: Run, before: dict | None, after: dict) -> None:
     if after.get("example"):
         print(f"\na wrong rollout, with the mean {run.config.method} weight of each line:")
         print("\n".join(after["example"]))
-    place = shlex.quote(str(run.folder))
-    print(f"\nthe model: {place}/model\nnext: python eval.py --model {place}")
-    if has_lab():
-        print(f"      python -m lab.tools.curve {place}")
-        print(f"      python -m lab.tools.page {place}")
+    seconds = sum(sum(row["seconds"].values()) for row in rows if "seconds" in row)
+    print(f"\nthe steps took {duration(seconds)}; the model: {shlex.quote(str(run.folder))}/model")
+    if run.config.task == "embedded" and run.config.method == "shear":
+        print("GRPO learns faster on this task: README.md, What we found")
+    print(f"next: {as_typed('eval.py --model', run.folder)}")
+    for command in PICTURES if has_lab() else []:
+        print(f"      {as_typed(command, run.folder)}")
+
+
+def as_typed(command: str, folder: Path) -> str:
+    """A command on a run's folder as it can be typed here, by the interpreter that runs now."""
+    python = sys.executable
+    if shutil.which("python") == python:
+        python = "python"
+    elif ROOT in Path(python).parents:
+        python = os.path.relpath(python, ROOT)
+    if Path.cwd() == ROOT:
+        return f"{shlex.quote(python)} {command} {shlex.quote(str(folder))}"
+    words = f"{shlex.quote(python)} {command} {shlex.quote(str(folder.resolve()))}"
+    return f"cd {shlex.quote(str(ROOT))} && {words}"

@@ -6,7 +6,6 @@ The status is 2, or 1 for a full disk.
 import errno
 import fcntl
 import hashlib
-import json
 import math
 import os
 import pickle
@@ -20,8 +19,7 @@ import pytest
 import torch
 from builders.case_files import cases
 from builders.commands import BRIEF_FLAGS, MakesAFolder, interrupt, raising, run_well, words_of
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError
 
 import eval as evaluation
 import train
@@ -110,43 +108,28 @@ def test_a_folder_that_another_process_writes_is_refused(copied, asked_again, as
         ("evaluation", evaluation, asked_again),
     ):
         handle = os.open(copied / name, os.O_RDONLY)
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        fcntl.flock(handle, fcntl.LOCK_SH)
         assert_says(command, argv, "another process is writing there", copied)
         os.close(handle)
 
 
 def change_json(path: Path, **values) -> None:
     """Gives some keys of a JSON file other values."""
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    files.write_json(path, files.read_json(path) | values)
 
 
 def test_other_problems_are_refused(copied, assert_says, resumed):
     """Resumed on changed --data, a run would train on what it was to be measured by."""
     path = copied / "run" / "checkpoints" / "step-000002" / "complete.json"
-    settings = json.loads(path.read_text())["settings"]
+    settings = files.read_json(path)["settings"]
     change_json(path, settings=settings | {"digest": "of others"})
     change_json(copied / "run" / "config.json", digest="of others")
     assert_says(train, resumed, "other problems", copied)
 
 
-def test_a_checkpoint_of_another_run_is_refused(copied, tmp_path, assert_says):
-    """Copied into checkpoints/, it would bring its method, seed and weights."""
-    other = Path(shutil.copytree(copied / "run", tmp_path / "other"))
-    newest = copied / "run" / "checkpoints" / "step-000002"
-    path = other / "checkpoints" / "step-000002" / "complete.json"
-    settings = json.loads(path.read_text())["settings"]
-    for name, value in (("method", "grpo"), ("temperature", 0.9), ("model", "elsewhere")):
-        change_json(path, settings=settings | {name: value})
-        shutil.rmtree(newest)
-        shutil.copytree(path.parent, newest)
-        words = f"has --{name} {value} and the run's config.json"
-        assert_says(train, ["--resume", newest], words, copied)
-
-
-@pytest.mark.parametrize("changed", [{"seed": 1}, {"toy_lines": 2}])
-def test_a_run_is_not_asked_other_problems(changed, copied, assert_says):
+def test_a_run_is_not_asked_other_problems(copied, assert_says):
     """An evaluation on what its config.json was changed to would be another one."""
-    change_json(copied / "run" / "config.json", **changed)
+    change_json(copied / "run" / "config.json", toy_lines=2)
     argv = words_of("--bench heldout --model", copied / "run", "--out", copied / "new")
     assert_says(evaluation, argv, "config.json of its run", copied)
 
@@ -158,35 +141,22 @@ def test_weights_that_cannot_be_loaded_are_refused(copied, assert_says):
     assert_says(evaluation, argv, "cannot be loaded", copied)
 
 
-@pytest.mark.parametrize("kind", ["runs code", "lacks a tensor", "other shapes"])
-def test_a_checkpoint_runs_no_code(kind, copied, tmp_path, assert_says, resumed):
+def test_a_checkpoint_runs_no_code(copied, tmp_path, assert_says, resumed):
     """Nothing but the policy's tensors is loaded."""
-    folder = copied / "run" / "checkpoints" / "step-000002"
-    path = min((folder / "state").iterdir())
-    if kind == "runs code":
-        path.write_bytes(pickle.dumps(MakesAFolder(tmp_path / "made")))
-    else:
-        with safe_open(path, "pt") as file:
-            metadata = file.metadata()
-        tensors = load_file(path)
-        name, tensor = tensors.popitem()
-        if kind == "other shapes":
-            tensors[name] = tensor[..., None]
-        save_file(tensors, path, metadata)
+    path = next((copied / "run" / "checkpoints" / "step-000002" / "state").iterdir())
+    path.write_bytes(pickle.dumps(MakesAFolder(tmp_path / "made")))
     assert_says(train, resumed, "cannot be read", copied)
     assert not (tmp_path / "made").exists()
 
 
 def test_a_model_folder_runs_no_code(untaught, tmp_path, assert_says):
     """No one is asked on a terminal whether it may, which a piped "y" would answer."""
-    folder = tmp_path / "model"
+    folder = Path(shutil.copytree(untaught, tmp_path / "model"))
     made = tmp_path / "made"
-    shutil.copytree(untaught, folder)
     (folder / "modeling.py").write_text(f"import os\nos.mkdir({str(made)!r})\n")
     of_model = {"AutoModelForCausalLM": "modeling.X", "AutoConfig": "modeling.Y"}
-    of_tokenizer = {"AutoTokenizer": ["modeling.X", None]}
-    for name, auto_map in (("config", of_model), ("tokenizer_config", of_tokenizer)):
-        change_json(folder / f"{name}.json", auto_map=auto_map, model_type="unknown")
+    change_json(folder / "config.json", auto_map=of_model, model_type="unknown")
+    change_json(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["modeling.X", None]})
     argv = words_of(SIZES, "--model", folder, "--out", tmp_path / "out")
     assert_says(train, argv, f"--model {folder}", tmp_path)
     assert not made.exists()
@@ -195,15 +165,12 @@ def test_a_model_folder_runs_no_code(untaught, tmp_path, assert_says):
 def test_copies_beside_checkpoints_are_not_ours(copied):
     """They are neither counted nor removed; what a kill has left of an old one is removed."""
     folder = copied / "run" / "checkpoints"
-    others = {"step-000002-good", "step-best", "step-000002.bak"}
-    for name in others:
-        shutil.copytree(folder / "step-000002", folder / name)
-    shutil.copytree(folder / "step-000001", folder / "step-000007")
-    (folder / "step-000007" / "complete.json").unlink()
+    shutil.copytree(folder / "step-000002", folder / "step-000002-good")
+    shutil.copytree(folder / "step-000001" / "state", folder / "step-000007" / "state")
     found = [path.name for path in files.checkpoints_of(copied / "run")]
     assert found == ["step-000001", "step-000002"]
     run_well(train, "--resume", copied / "run", "--steps 3 --keep 1")
-    assert {path.name for path in folder.iterdir()} == others | {"step-000003"}
+    assert {path.name for path in folder.iterdir()} == {"step-000002-good", "step-000003"}
 
 
 def test_a_run_that_diverges_names_the_last_checkpoint(copied, monkeypatch, capsys):
@@ -221,17 +188,15 @@ def test_a_run_that_diverges_names_the_last_checkpoint(copied, monkeypatch, caps
     first, second = capsys.readouterr().err.splitlines()
     assert first == f"resume with: python train.py --resume {run}"
     assert second.startswith("error: step 3: the policy's logits are not finite")
-    assert "lower --lr" in second and len(files.checkpoints_of(run)) == 2
+    assert len(files.checkpoints_of(run)) == 2
 
 
-def test_an_error_is_a_traceback_after_how_to_go_on(copied, monkeypatch, capsys):
+def test_an_error_is_a_traceback_after_how_to_go_on(copied, resumed, monkeypatch, capsys):
     """A broken disk is one; the line before it names --resume."""
-    broken = raising(OSError(errno.EIO, "Input/output error", "x"))
-    monkeypatch.setattr("harness.checkpoint.save", broken)
-    run = copied / "run"
+    monkeypatch.setattr(checkpoint, "save", raising(OSError(errno.EIO, "Input/output error")))
     with pytest.raises(OSError, match="Input/output error"):
-        train.main(["--resume", str(run), "--steps", "3"])
-    assert capsys.readouterr().err == f"resume with: python train.py --resume {run}\n"
+        run_well(train, resumed)
+    assert capsys.readouterr().err == f"resume with: python train.py --resume {copied / 'run'}\n"
 
 
 def test_too_little_memory_names_what_to_lower(capsys):
@@ -241,18 +206,14 @@ def test_too_little_memory_names_what_to_lower(capsys):
     assert "lower --micro-tokens" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        OSError(errno.ENOSPC, "No space left on device"),
-        SafetensorError("I/O error: No space left on device (os error 28)"),
-    ],
-)
-def test_a_full_disk_is_one_sentence(error, capsys):
-    """The status is 1; other errors of the system keep their traceback."""
-    assert run_command(raising(error))([]) == 1
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1 and message.endswith("free some disk, then go on\n")
+def test_a_full_disk_is_one_sentence(capsys):
+    """The status is 1, also of safetensors' error; others of the system keep their traceback."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    of_safetensors = SafetensorError("I/O error: No space left on device (os error 28)")
+    for error in full, of_safetensors:
+        assert run_command(raising(error))([]) == 1
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1 and message.endswith("free some disk, then go on\n")
     with pytest.raises(PermissionError):
         run_command(raising(PermissionError(errno.EACCES, "denied")))([])
 

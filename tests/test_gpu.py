@@ -4,77 +4,52 @@ pytest -m gpu tests lab/tests    # on a fresh node, with the lab's
 """
 
 import copy
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from builders.commands import run_well
 from builders.groups import random_group, weights
 from builders.rollouts import sample_rollouts
-from torch import Tensor
 from torch.testing import assert_close
 
 import train
 from base import files
-from grpo import PADDED, Layout, Policy, Rollouts, policy_loss, score
+from grpo import Policy, Rollouts, policy_loss, score
 from harness import checkpoint
 from harness.fsdp import full, recompute_layers
 
-
-def recomputing(model: torch.nn.Module, layout: Layout = PADDED) -> Policy:
-    """A policy whose layers run again in the backward pass."""
-    recompute_layers(model)
-    return Policy(model, layout)
-
-
-def moved(rollouts: Rollouts, device: torch.device) -> Rollouts:
-    """The rollouts with their tensors on a device."""
-    values = vars(rollouts).items()
-    return replace(
-        rollouts, **{name: value.to(device) for name, value in values if name != "texts"}
-    )
-
-
-DEVICE = torch.device("cuda")
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
 ]
-RUN = f"--task embedded --use builders.alternating --device {DEVICE.type} --name run --steps 4 "
-RUN += (
-    "--save-every 2 --keep 9 --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 4 "
-)
-RUN += "--heldout 4 --eval-groups 2 --warmup-steps 1"
-
-
-def to_device(*tensors: Tensor) -> list[Tensor]:
-    return [tensor.to(DEVICE) for tensor in tensors]
+RUN = "--task embedded --use builders.alternating --name run --steps 4 --save-every 2 --keep 9 "
+RUN += "--prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 4 --heldout 4 "
+RUN += "--eval-groups 2 --warmup-steps 1"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_are_those_of_a_cpu(dtype):
     """The plain functions give the same weights on both."""
     hidden, mask, correct = random_group(9)
-    hidden = hidden.to(dtype)
+    hidden = hidden.to(dtype)  # (G, T, d)
     expected = weights(hidden, mask, correct, window=6, stride=3)
-    there = to_device(hidden, mask, correct)  # (G, T, d), (G, T), (G,)
-    assert_close(weights(*there, window=6, stride=3).cpu(), expected, atol=1e-5, rtol=1e-4)
+    ours = weights(hidden.cuda(), mask.cuda(), correct.cuda(), window=6, stride=3)
+    assert_close(ours.cpu(), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_scores_and_gradients_are_those_of_a_cpu(tiny):
     """One batch of rollouts gives the same on both, in float32 without TF32."""
-    rollouts = sample_rollouts(tiny)
+    *tensors, texts = vars(sample_rollouts(tiny)).values()
     found = []
-    for device in (torch.device("cpu"), DEVICE):
+    for device in "cpu", "cuda":
         model = copy.deepcopy(tiny[0]).to(device)
-        part = moved(rollouts, device)
-        scored = score(Policy(model), part, temperature=0.8, micro_tokens=150)
-        logp = recomputing(model)(part, 0.8).log_probs
+        rollouts = Rollouts(*(tensor.to(device) for tensor in tensors), texts)
+        scored = score(Policy(model), rollouts, temperature=0.8, micro_tokens=150)
+        recompute_layers(model)
+        new = Policy(model)(rollouts, 0.8).log_probs
         old = scored.log_probs + 0.1
-        ones = torch.ones(8, device=device)
-        loss, _ = policy_loss(logp, old, ones, part.mask)
-        (loss / int(part.mask.sum())).backward()
+        loss, _ = policy_loss(new, old, torch.ones(8, device=device), rollouts.mask)
+        (loss / int(rollouts.mask.sum())).backward()
         gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
         results = scored.log_probs, scored.entropies, scored.hidden, gradient
         found.append([tensor.cpu() for tensor in results])
@@ -82,9 +57,9 @@ def test_scores_and_gradients_are_those_of_a_cpu(tiny):
         assert_close(ours, expected, atol=1e-4, rtol=1e-3)
 
 
-def steps_of(out: Path, *parts) -> list[dict]:
+def steps_of(out, *flags) -> list[dict]:
     """The steps' metrics after `train.py` in this process."""
-    run_well(train, parts)
+    run_well(train, "--device cuda", flags)
     return [row for row in files.read_lines(out / "run" / "metrics.jsonl") if "step" in row]
 
 
@@ -100,15 +75,15 @@ def test_one_rank_of_fsdp_and_its_checkpoint(tmp_path, monkeypatch):
 
     --resume restores weights and moments to the bit.
     """
-    kept = {}
+    kept = []
 
     def kept_after(function):
-        def call(run, key):
-            result = function(run, key)
+        def call(run, *step):
+            result = function(run, *step)
             tensors = []
             for parameter in run.optimizer.param_groups[0]["params"]:
                 tensors += [parameter.detach(), *run.optimizer.state[parameter].values()]
-            kept[key] = [full(tensor).to("cpu", copy=True) for tensor in tensors]
+            kept.append([full(tensor).to("cpu", copy=True) for tensor in tensors])
             return result
 
         return call
@@ -117,10 +92,10 @@ def test_one_rank_of_fsdp_and_its_checkpoint(tmp_path, monkeypatch):
         monkeypatch.setattr(checkpoint, name, kept_after(getattr(checkpoint, name)))
     steps = steps_of(tmp_path, RUN, "--dtype bfloat16 --lr 1e-3 --out", tmp_path)
     path = tmp_path / "run" / "checkpoints" / "step-000002"
-    saved = kept[2]
-    again = steps_of(tmp_path, "--device", DEVICE.type, "--resume", path)
+    again = steps_of(tmp_path, "--resume", path)
     assert len(steps) == len(again) == 4 and len({step["checksum"] for step in steps}) == 4
     assert max(step["abs_log_ratio"] for step in steps + again) < 1e-2
     # sampled by the restored weights
     assert again[2]["entropy"] == pytest.approx(steps[2]["entropy"], rel=0.05)
-    assert all(torch.equal(ours, old) for ours, old in zip(kept[path], saved, strict=True))
+    saved, _, restored, *_ = kept
+    assert all(torch.equal(ours, old) for ours, old in zip(restored, saved, strict=True))

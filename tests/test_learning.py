@@ -1,7 +1,5 @@
 """train.py on the embedded task: a batch, a short run, and a whole training."""
 
-import contextlib
-import json
 import random
 
 import pytest
@@ -12,7 +10,7 @@ from builders.runs import ALONE, config_from, run_of, sharded
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
-from base.files import read_lines
+from base import files
 from credit.batch import Batch
 from grpo import group_advantages
 from harness.log import Clock
@@ -63,53 +61,30 @@ def test_all_pairs_of_the_default_run_converge(tmp_path):
     assert metrics["unconverged"] == 0 and metrics["equal_groups"] < 1
 
 
-@pytest.fixture(scope="module")
-def short(tmp_path_factory):
-    """The folder of a run of two steps after two batches of warm-up, with what it `printed`.
+def test_a_run_leaves_what_it_promises(tmp_path):
+    """It leaves config, metrics, samples with weights, its start, and a model that loads.
 
     Its verdicts alternate, so that both steps have gradients.
     """
-    out = tmp_path_factory.mktemp("short")
     flags = "--use builders.alternating --warmup-steps 2 --toy-width 16 --steps 2 --name run"
-    with (out / "printed").open("w") as file, contextlib.redirect_stdout(file):
-        run_well(train, RUN_FLAGS, flags, "--out", out)
-    (out / "printed").rename(out / "run" / "printed")
-    return out / "run"
-
-
-def test_a_run_prints_its_parts(short):
-    """It tells the plan, the evaluations, a row per step, and what to do next."""
-    printed = (short / "printed").read_text()
-    parts = "4 prompts x 4 rollouts", "right answers, greedy", "\n1/2 ", "\n2/2 ", "next: python"
-    places = [printed.index(part) for part in parts]
-    assert places == sorted(places)
-
-
-def test_a_run_leaves_what_it_promises(short):
-    """It leaves config, metrics, samples with weights, its start, and a model that loads."""
-    config = json.loads((short / "config.json").read_text())
-    assert config["lr"] == 1e-4 and config["window"] == 12 and "torch" in config["versions"]
-    before, *metrics, after = read_lines(short / "metrics.jsonl")
-    assert before["before"] and after["after"]
-    assert [row["step"] for row in metrics] == [1, 2]
-    first = metrics[0]
-    assert first["abs_log_ratio"] < 1e-5 and first["nbar"] > 0
-    assert first["eps_over_nbar"] == pytest.approx(0.05) and first["unconverged"] == 0
-    phases = {"generate", "grade", "score", "weights", "wait", "train", "measure"}
-    assert set(first["seconds"]) == phases
-    samples = read_lines(short / "samples.jsonl")
+    run_well(train, RUN_FLAGS, flags, "--out", tmp_path)
+    run = tmp_path / "run"
+    assert files.read_json(run / "config.json")["lr"] == 1e-4
+    before, *steps, after = files.read_lines(run / "metrics.jsonl")
+    assert before["before"] and after["after"] and [row["step"] for row in steps] == [1, 2]
+    assert steps[0]["abs_log_ratio"] < 1e-5 and steps[0]["unconverged"] == 0
+    assert steps[0]["eps_over_nbar"] == pytest.approx(0.05)
+    samples = files.read_lines(run / "samples.jsonl")
     assert len(samples) == 2 * 4
-    assert {"response", "reason", "first_error", "advantage"} <= samples[0].keys()
     for row in samples:
         weights = row["weights"]["shear"]
-        assert len(row["tokens"]) == len(weights)
-        assert row["advantage"] != 0 and set(weights) != {1.0}
+        assert len(row["tokens"]) == len(weights) and row["advantage"] != 0
         for token, weight in enumerate(weights):  # Alg. 1 line 14
             covering = [span[2] for span in row["spans"] if span[0] <= token < span[1]]
             assert weight == pytest.approx(max(covering), abs=1e-4)
     for name in ("model", "start"):
-        model = AutoModelForCausalLM.from_pretrained(short / name)
-        tokenizer = AutoTokenizer.from_pretrained(short / name)
+        model = AutoModelForCausalLM.from_pretrained(run / name)
+        tokenizer = AutoTokenizer.from_pretrained(run / name)
         logits = model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits
         assert logits.shape[-1] == len(toy.symbols_of(1)) and torch.isfinite(logits).all()
 
@@ -124,7 +99,7 @@ def test_shear_learns_the_embedded_task(tmp_path):
     """
     flags = "--toy-lines 2 --toy-width 64 --steps 16 --heldout 128 --eval-groups 64 --name run"
     run_well(train, flags, "--out", tmp_path)
-    first, *_, last = read_lines(tmp_path / "run" / "metrics.jsonl")
+    first, *_, last = files.read_lines(tmp_path / "run" / "metrics.jsonl")
     before = first["before"]
     after = last["after"]
     assert 0.3 < before["greedy"][0] < 0.8  # a misconception is left, and the rest is known

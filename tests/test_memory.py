@@ -38,16 +38,13 @@ def test_parts_are_those_counted_by_hand():
     """The memory of a tiny model is that counted by hand: of four ranks, and of one alone."""
     sizes = flags()
     stay = (1 + 2 + 2) * TOTAL  # a quarter of weights and moments, and a copy
-    assert in_bytes(memory.resident_gb(OUTLINE, sizes, 4)) == stay
-    assert in_bytes(memory.checkpoint_gb(OUTLINE, sizes)) == (4 + 2 + 8) * TOTAL
-    whole = memory.resident_gb(OUTLINE, flags(dtype="float32"), 1)
-    assert in_bytes(whole) == 12 * TOTAL  # no copy
-    assert in_bytes(memory.resident_gb(OUTLINE, flags(), 1)) == 14 * TOTAL
-
-
-def in_bytes(gb: float) -> int:
-    """Bytes of what is predicted in GB."""
-    return round(1e9 * gb)
+    for gb, expected in (
+        (memory.resident_gb(OUTLINE, sizes, 4), stay),
+        (memory.resident_gb(OUTLINE, sizes, 1), 14 * TOTAL),
+        (memory.resident_gb(OUTLINE, flags(dtype="float32"), 1), 12 * TOTAL),  # no copy
+        (memory.checkpoint_gb(OUTLINE, sizes), (4 + 2 + 8) * TOTAL),
+    ):
+        assert 1e9 * gb == pytest.approx(expected)
 
 
 def test_a_rollout_s_bytes_and_how_many_fit():

@@ -14,7 +14,7 @@ import eval as evaluation
 from base import config
 from base.config import Shear
 from base.errors import BadInput
-from grpo import AT_ONCE, group_advantages, policy_loss
+from grpo import group_advantages, policy_loss
 from harness.run import resolve
 from rewards import grade_code, grade_math
 from shear import shear_weights
@@ -71,23 +71,18 @@ def test_every_default_of_the_evaluation():
 
 def test_functions_for_other_trainers_have_the_same_defaults():
     """What a user of `shear_weights` or `policy_loss` gets is what `train.py` runs."""
-    own = settings("--model", "M")
-    defaults = dataclasses.asdict(Shear())
-    assert defaults == {name: own[name] for name in defaults}
-    words = "--window 7 --stride 3 --eps .2 --eps-unit raw"
-    asked = config.parse_train(words.split())
-    assert [getattr(asked, name) for name in defaults] == [7, 3, 0.2, "raw"]
-    named = {shear_weights: "window stride eps", policy_loss: "clip_low clip_high"}
-    for function, names in named.items():
+    own = settings("--model", "M") | {"delta": 1e-6}
+    for function, names in {
+        Shear: "window stride eps eps_unit",
+        shear_weights: "window stride eps",
+        policy_loss: "clip_low clip_high",
+        group_advantages: "delta",
+    }.items():
         parameters = inspect.signature(function).parameters
-        assert {name: parameters[name].default for name in names.split()} == {
-            name: own[name] for name in names.split()
-        }
-    assert inspect.signature(group_advantages).parameters["delta"].default == 1e-6
-    limits = [
-        inspect.signature(grade).parameters["timeout_s"] for grade in (grade_math, grade_code)
-    ]
-    assert [limit.default for limit in limits] == [5, 10]
+        for name in names.split():
+            assert parameters[name].default == own[name]
+    for grade, seconds in ((grade_math, 5), (grade_code, 10)):
+        assert inspect.signature(grade).parameters["timeout_s"].default == seconds
 
 
 @pytest.fixture
@@ -104,102 +99,62 @@ def said(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("command", ["train.py", "eval.py"])
-def test_mistakes_are_answered_without_torch(command, said):
-    """The answer names the nearest flag."""
-    assert "Error parsing --max-tokens" in said(command, "--max-tokens modell")
-    assert "Unrecognized options: --modell" in said(command, "--modell M")
-
-
 @pytest.mark.parametrize(
-    "words, sentence",
+    "command, words, sentence",
     [
-        ("--model a/b --data none.csv", "--data none.csv: cannot be read ([Errno 2]"),
-        ("--model a/b --data requirements.txt", "--data requirements.txt: cannot be read (line 1"),
-        (
-            "--model a/b --data tests/cases/sets.csv",
-            '--data tests/cases/sets.csv, row 1: needs "pr',
-        ),
+        ("train.py", "--max-tokens modell", "Error parsing --max-tokens"),
+        ("eval.py", "--modell M", "Unrecognized options: --modell"),
+        ("train.py", "--model a/b --data none.csv", "--data none.csv: cannot be read ([Errno 2]"),
+        ("train.py", "--model a/b --data tests/cases/sets.csv", "sets.csv, row 1: needs "),
+        ("train.py", "--lr=1e-4 --max_tokens 9 --max-tokens 8", "error: --max-tokens: is given twice"),
+        ("train.py", "--recompute --no-recompute", "error: --recompute: is given twice"),
+        ("eval.py", "--model M --model R", "error: --model: is given twice; give it once"),
     ],
-)
-def test_what_is_the_user_s_own_is_answered_without_torch(words, sentence, said):
-    """A file and its rows are checked before torch is imported."""
-    assert sentence in said("train.py", words)
+)  # fmt: skip
+def test_mistakes_are_answered_without_torch(command, words, sentence, said):
+    """Flags, a file and its rows are checked before torch is imported."""
+    assert sentence in said(command, words)
 
 
-@pytest.mark.parametrize(
-    "command, words, flag",
-    [
-        ("train.py", "--steps 3 --lr 1e-4 --steps 4", "--steps"),
-        ("train.py", "--lr=1e-4 --lr 2e-4", "--lr"),
-        ("train.py", "--max_tokens 9 --max-tokens 8", "--max-tokens"),
-        ("train.py", "--recompute --no-recompute", "--recompute"),
-        ("eval.py", "--model M --model R", "--model"),
-    ],
-)
-def test_a_flag_that_is_typed_twice_is_refused(command, words, flag, said, monkeypatch):
-    """Of two the last would count in silence; what a study appends to its flags may count so."""
-    assert f"error: {flag}: is given twice; give it once" in said(command, words)
+def test_flags_that_are_appended_may_come_twice(monkeypatch):
+    """Of others that a study appends to its own the last counts; those typed twice are refused."""
     assert config.parse_train(["--steps", "3", "--steps", "4"]).steps == 4
     typed = "train.py --method-option a=1 --use json --method-option b=2 --use math"
     monkeypatch.setattr(sys, "argv", typed.split())
     assert config.parse_train().method_option == ("a=1", "b=2")
-
-
-@pytest.mark.parametrize("command", ["train.py", "eval.py"])
-def test_help_shows_all_flags_with_their_defaults(command, said):
-    """In 80 columns, without torch, it has the embedded task's, or with --model the paper's."""
-    text = said(command, "--help", 0)
-    assert max(len(line) for line in text.splitlines()) <= 80
-    default = config.Config() if command == "train.py" else evaluation.EvalConfig()
-    suppressed = {"digest", "reward_digest", "token_digest", "saved", "warmup_given"}
-    for name in set(dataclasses.asdict(default)) - suppressed:
-        assert f"--{name.replace('_', '-')}" in text
-    words = text.replace("│", "").split()
-    assert f", {AT_ONCE} on a CPU." in " ".join(words)
-    if command == "eval.py":
-        names = {row["benchmark"] for row in cases("sets.csv")}
-        assert {value.strip("(),.") for value in words} >= names and len(names) == 10
-    else:
-        for words, steps in (("", 40), ("--model M ", 300)):
-            text = " ".join(said(command, f"{words}--help", 0).split())
-            assert f"Training steps: sample, then update. (default: {steps})" in text
+    asked = evaluation.parse_eval("--model a b --use c --seeds 3 4 --use d".split())
+    assert asked.use == ("c", "d") and asked.seeds == (3, 4)
 
 
 @pytest.mark.parametrize(
-    "parse, words, name, values",
+    "command, words, words_of_it",
     [
-        (evaluation.parse_eval, "--model a b --use c --seeds 3 4 --use d", "use", ("c", "d")),
-        (config.parse_train, "--use a:c=1 --use d --model n", "use", ("a:c=1", "d")),
-        (config.parse_train, "--method-option mix=1 --method-option steps=9",
-         "method_option", ("mix=1", "steps=9")),
+        ("train.py", "", "(default: 40)"),
+        ("train.py", "--model M", "(default: 300)"),
+        ("eval.py", "", "--bench"),
     ],
-)  # fmt: skip
-def test_a_list_flag_given_twice_appends(parse, words, name, values):
-    """Every command appends the values of a list flag; of other flags the last value counts."""
-    assert dataclasses.asdict(parse(words.split()))[name] == values
+)
+def test_help_shows_defaults_without_torch(command, words, words_of_it, said):
+    """They are the embedded task's, or with --model the paper's."""
+    assert words_of_it in said(command, f"{words} --help", 0)
 
 
-@pytest.mark.parametrize("name", dataclasses.asdict(config.Config()))
-def test_every_number_has_bounds(name):
+def test_every_number_has_bounds():
     """Numbers are finite and positive; those that switch something off may be 0."""
-    value = dataclasses.asdict(config.Config())[name]
-    if name == "grade_timeout":
-        value = 1.0
-    if type(value) not in (int, float):
-        return
-    for other in (math.nan, math.inf, -math.inf, -1, 0):
-        changed = dataclasses.replace(config.Config(), **{name: other})
-        if other == 0 and name in config.MAY_BE_ZERO:
-            config.check_bounds(changed, config.MAY_BE_ZERO)
-        else:
-            with pytest.raises(BadInput, match=f"{config.flag(name)} .*out of bounds"):
+    plain = dataclasses.replace(config.Config(), grade_timeout=1.0)
+    for name, value in dataclasses.asdict(plain).items():
+        if type(value) not in (int, float):
+            continue
+        for other in (math.nan, math.inf, -1, 0):
+            changed = dataclasses.replace(plain, **{name: other})
+            if other == 0 and name in config.MAY_BE_ZERO:
                 config.check_bounds(changed, config.MAY_BE_ZERO)
+            else:
+                with pytest.raises(BadInput, match=f"{config.flag(name)} .*out of bounds"):
+                    config.check_bounds(changed, config.MAY_BE_ZERO)
 
 
-@pytest.mark.parametrize("name", "template eps_unit device dtype sandbox".split())
-def test_a_choice_is_one_of_those_there_are(name, capsys):
+@pytest.mark.parametrize("flag", ["--template", "--eps-unit", "--device", "--dtype", "--sandbox"])
+def test_a_choice_is_one_of_those_there_are(flag, assert_refused):
     """tyro refuses others, and names the flag."""
-    with pytest.raises(SystemExit, match="2"):
-        config.parse_train([f"{config.flag(name)}=neither"])
-    assert config.flag(name) in capsys.readouterr().err
+    assert_refused(config.parse_train, [f"{flag}=neither"], flag)

@@ -1,20 +1,18 @@
 """tasks/reward.py and steps without verdicts: whose reward a run trains on, and what ends it."""
 
-import json
 import math
 import os
+import signal
 import sys
 from asyncio import CancelledError
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from builders.commands import interrupt, raising, run_well, words_of
-from builders.processes import on_two
 from builders.rollouts import batch_of, rollouts_like
 from builders.runs import ALONE
 
@@ -32,6 +30,7 @@ from tasks.reward import LARGEST, grade_by, load_reward
 
 # In a file with a name of ours, beside another that it imports.
 OWN = """
+from __future__ import annotations
 from dataclasses import dataclass
 from beside_it import RIGHT
 
@@ -61,24 +60,15 @@ def flags(qwen_folder, tmp_path, monkeypatch) -> list[str]:
     return [*places, *SIZES.split(), "--reward", reward]
 
 
-def train_in(folder: Path, argv: list[str], ranks: int) -> None:
-    """The run of one of the ranks."""
-    run_well(train, argv, f"--device cpu --ranks {ranks} --save-every 1")
+def test_a_run_and_its_resumption_train_on_the_reward_that_was_asked_for(flags, tmp_path):
+    """config.json keeps the flag for `--resume`. The built-in grader would find no answer.
 
-
-@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_a_run_and_its_resumption_train_on_the_reward_that_was_asked_for(ranks, flags, tmp_path):
-    """Each rank reads the flag in a process of its own, and config.json keeps it for `--resume`.
-
-    The built-in grader would find no answer. One rank resumes the run, in this process.
+    Edited, the reward is another one: an evaluation grades anew what it has kept, and --resume
+    refuses the run.
     """
     run = tmp_path / "run"
-    if ranks == 2:
-        on_two(train_in, tmp_path, flags, ranks, joins=True)
-    else:
-        train_in(tmp_path, flags, ranks)
-    run_well(train, "--resume", run, "--steps 2 --ranks 1")
-    assert json.loads((run / "config.json").read_text())["reward"] == flags[-1]
+    run_well(train, flags)
+    run_well(train, "--resume", run, "--steps 2")
     samples = read_lines(run / "samples.jsonl")
     for step in (1, 2):
         scores = {(row["reason"], row["score"]) for row in samples if row["step"] == step}
@@ -87,77 +77,70 @@ def test_a_run_and_its_resumption_train_on_the_reward_that_was_asked_for(ranks, 
     before, *steps, after = read_lines(run / "metrics.jsonl")
     assert [row["no_answer"] for row in steps] == [0, 0]
     assert before["before"]["no_answer"] == after["after"]["no_answer"] == 0
-
-
-def test_an_edited_reward_is_another_one(flags, tmp_path):
-    """An evaluation grades anew what it has kept, and --resume refuses the run."""
-    run = tmp_path / "run"
-    train_in(tmp_path, flags, 1)
     ask = words_of("--model", run, "--samples 1 --max-tokens 8 --out", tmp_path / "evaluation")
-    kept = tmp_path / "evaluation" / "generations.jsonl"
-    for _ in range(2):
+    for edit, answers in (("", 2), ("", 2), ("# edited", 4)):  # of two held-out problems
+        with (tmp_path / "rewards.py").open("a") as file:
+            file.write(edit)
         run_well(evaluation, ask)
-        assert len(read_lines(kept)) == 2  # of two held-out problems
-    with (tmp_path / "rewards.py").open("a") as file:
-        file.write("# edited")
-    run_well(evaluation, ask)
-    assert len(read_lines(kept)) == 4
+        assert len(read_lines(tmp_path / "evaluation" / "generations.jsonl")) == answers
     with pytest.raises(BadInput, match="its file has changed since the run began; restore it"):
-        resolve(parse_train(["--resume", str(run), "--steps", "3"]))
+        resolve(parse_train(["--resume", str(run)]))
 
 
-def test_a_reward_that_forks_leaves_no_trainer_behind(tmp_path):
-    """The copy ends where the function does, and does not hold the lock of the run's folder."""
-    pipe = os.pipe()
+def test_a_reward_that_forks_leaves_no_trainer_behind():
+    """The copy ends where the function does."""
+    trainer = os.getpid()
 
     def forks(response: str, answer: object) -> float:
         if os.fork() == 0:
-            with suppress(BadInput), locked_folder(tmp_path):
-                os.write(pipe[1], b"no lock is inherited")
             sys.exit()
         return 1.0
 
-    with locked_folder(tmp_path):
-        assert grade_by(forks, "", "").reward == 1
-        _, status = os.wait()
+    verdict = grade_by(forks, "", "")
+    if os.getpid() != trainer:
+        os._exit(0)
+    assert verdict.reward == 1
+    _, status = os.wait()
     assert os.waitstatus_to_exitcode(status) == 1
-    os.close(pipe[1])
-    assert os.read(pipe[0], 99) == b""  # the trainer holds it
-    os.close(pipe[0])
+
+
+def test_a_forked_process_holds_no_lock_of_its_trainer(tmp_path):
+    """The run's folder can be locked again, although the copy goes on."""
+    reads, writes = os.pipe()
+    with locked_folder(tmp_path):
+        copy = os.fork()
+        if not copy:
+            os.write(writes, b"forked")
+            signal.pause()
+        os.read(reads, 6)
+    try:
+        with locked_folder(tmp_path):
+            pass
+    finally:
+        os.kill(copy, signal.SIGKILL)
+        os.waitpid(copy, 0)
+        os.close(reads)
+        os.close(writes)
 
 
 @pytest.mark.parametrize(
-    "text, words",
+    "reward, words",
     [
-        ("FOLDER/none.py:grade", "No such file or directory: 'FOLDER/none.py'"),
-        ("FOLDER/rewards.py:none", "has no attribute 'none'"),
-        ("FOLDER/rewards.py:RIGHT", "1.5 is not a callable object"),
-        ("FOLDER/rewards.py", "Empty module name"),
-        ("FOLDER/broken.py:grade", "division by zero"),
-        ("FOLDER/broken.txt:grade", "No module named"),
-        ("FOLDER/script.py:grade", "it ends the program"),
-        ("no_such_module:grade", "No module named 'no_such_module'"),
+        ("none.py:grade", "No such file or directory: 'none.py'"),
+        ("rewards.py:none", "has no attribute 'none'"),
+        ("rewards.py:RIGHT", "1.5 is not a callable object"),
+        ("script.py:grade", "it ends the program"),
         ("math:sqrt", "too many positional arguments"),
-        (
-            "FOLDER/named.py:swapped",
-            "its parameters are gold, response, but the response comes first",
-        ),
-        (
-            "FOLDER/named.py:of_sklearn",
-            "its parameters are y_true, y_pred, but the response comes first",
-        ),
+        ("named.py:swapped", "its parameters are gold, response, but the response comes first"),
     ],
 )
 def test_a_reward_that_cannot_be_called_is_refused_first(
-    text, words, flags, tmp_path, assert_refused
+    reward, words, flags, tmp_path, monkeypatch, assert_refused
 ):
     """The status is 2, after one sentence, and nothing is loaded or written."""
-    (tmp_path / "broken.py").write_text("1 / 0")
-    (tmp_path / "script.py").write_text("import sys\nsys.exit(0)")
-    names = "def swapped(gold, response): ...\ndef of_sklearn(y_true, y_pred): ..."
-    (tmp_path / "named.py").write_text(names)
-    reward = text.replace("FOLDER", str(tmp_path))
-    words = words.replace("FOLDER", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text("raise SystemExit(0)")
+    (tmp_path / "named.py").write_text("def swapped(gold, response): ...")
     asked = [*flags[:-1], reward, "--model", "no such folder"]
     assert_refused(train.main, asked, f"--reward {reward}: cannot be read (", words)
     assert not (tmp_path / "run").exists()
@@ -170,32 +153,25 @@ NO_VERDICT = Verdict(None, "infra_error")
     "result, expected",
     [
         (True, (1, "correct")),
-        (np.bool_(False), (0, "wrong")),
-        (0.5, (0.5, "wrong")),
-        (np.float32(0.75), (0.75, "correct")),
-        (Fraction(-3, 2), (-1.5, "wrong")),
+        (np.float32(0.5), (0.5, "wrong")),
+        (Fraction(3, 2), (1.5, "correct")),
         (Verdict(0.25, "half"), (0.25, "half")),
         (NO_VERDICT, NO_VERDICT),
+        (-1e17, (-1e17, "wrong")),
         (None, "it returned None, not a Verdict"),
-        ("1", "it returned '1', not a Verdict"),
         (math.nan, "it returned nan, not a Verdict"),
         (Verdict(math.inf, "x"), "not a Verdict, a finite number"),
-        (-1e17, (-1e17, "wrong")),
-        (1e20, r"it returned 1e\+20, not a Verdict, a finite number .up to 1e\+17"),
-        (np.float32(-1e19), "not a Verdict, a finite number"),
-        ((1.0, "correct"), r"it returned \(1.0, 'correct'\), not"),
+        (np.float32(-1e19), r"not a Verdict, a finite number .up to 1e\+17"),
     ],
 )
 def test_a_reward_is_a_verdict_a_number_or_a_bool(result, expected):
-    """Anything else, and an error, is no verdict, and the warning has the cause."""
+    """Anything else is no verdict, and the warning has the cause."""
     if isinstance(expected, str):
         with pytest.warns(RuntimeWarning, match=f"no verdict: --reward: TypeError: .*{expected}"):
             assert grade_by(lambda response, answer: result, "", "") == NO_VERDICT
     else:
         verdict = grade_by(lambda response, answer: result, "", "")
         assert verdict == expected and type(verdict.reward) is not bool
-    with pytest.warns(RuntimeWarning, match="--reward: KeyError: 'no'"):
-        assert grade_by(raising(KeyError("no")), "", "") == NO_VERDICT
 
 
 def test_the_largest_rewards_have_advantages():
@@ -204,9 +180,9 @@ def test_the_largest_rewards_have_advantages():
     assert group_advantages(rewards, 4096).abs().min() > 0.99
 
 
-@pytest.mark.parametrize("end", [SystemExit(0), SystemExit("3"), CancelledError(), GeneratorExit()])
-def test_what_would_end_the_program_is_no_verdict(end):
-    """Only Ctrl-C ends a run."""
+@pytest.mark.parametrize("end", [KeyError("no"), SystemExit(0), CancelledError()])
+def test_an_error_is_no_verdict(end):
+    """That holds for what would end the program; only Ctrl-C ends a run."""
     with pytest.warns(RuntimeWarning, match=f"--reward: {type(end).__name__}"):
         assert grade_by(raising(end), "", "") == NO_VERDICT
     with pytest.raises(KeyboardInterrupt):
@@ -220,35 +196,28 @@ def test_what_would_end_the_program_is_no_verdict(end):
         "answer, response",
         "answer, response=None, *more",
         "text, gold",
-        "*both",
     ],
 )
 def test_parameters_are_taken_by_name(parameters, tmp_path):
     """A parameter that is called neither `response` nor `answer` is taken by its place."""
     path = tmp_path / "named.py"
     path.write_text(f"def grade({parameters}):\n    return dict(locals())")
-    due = {"response": "R", "answer": "A", "text": "R", "gold": "A", "both": ("R", "A")}
-    taken = load_reward(f"{path}:grade").args[0]("R", "A")
-    assert taken.items() <= due.items() | {("more", ())}
+    due = {"response": "R", "answer": "A", "text": "R", "gold": "A", "more": ()}
+    assert load_reward(f"{path}:grade").args[0]("R", "A").items() <= due.items()
 
 
 def test_the_embedded_task_takes_a_reward_of_one_s_own(tmp_path):
     """Without one, it grades as mathematics."""
-    path = tmp_path / "own.py"
-    path.write_text("def grade(response, answer):\n    return 0.25")
-    settings = Problems(task="embedded", toy_lines=1, reward=f"{path}:grade")
-    for reward, expected in ((settings.reward, (0.25, "wrong")), (None, (1.0, "correct"))):
-        made, _ = toy.task(replace(settings, reward=reward), toy.make_tokenizer(1), "M")
-        assert made.grade(r"\boxed{7}", "7") == expected
+    (tmp_path / "own.py").write_text("def grade(response, answer):\n    return 0.25")
+    for reward, expected in ((f"{tmp_path}/own.py:grade", 0.25), (None, 1.0)):
+        settings = Problems(task="embedded", toy_lines=1, reward=reward)
+        task, _ = toy.task(settings, toy.make_tokenizer(1), "M")
+        assert task.grade(r"\boxed{7}", "7").reward == expected
 
 
 FAILS = """
 def grade(response, answer):
     raise OSError(f"the judge is down, says {answer}")
-"""
-ENDS = """
-def grade(response, answer):
-    exec("import sys; sys.exit(0)")
 """
 MOVES = """
 import os
@@ -263,19 +232,13 @@ def grade(response, answer):
 """
 
 
-@pytest.mark.parametrize(
-    "method, reward, cause",
-    [
-        ("grpo", FAILS, "OSError: the judge is down, says 1"),
-        ("shear", ENDS, "SystemExit: 0"),
-    ],
-)
-def test_a_step_without_any_verdict_ends_the_run(method, reward, cause, flags, tmp_path, capsys):
+def test_a_step_without_any_verdict_ends_the_run(flags, tmp_path, capsys):
     """One sentence has the first cause; the status is 1, before any update."""
-    (tmp_path / "rewards.py").write_text(reward)
+    (tmp_path / "rewards.py").write_text(FAILS)
     load_reward.cache_clear()
+    cause = "OSError: the judge is down, says 1"
     with pytest.warns(RuntimeWarning, match=cause):
-        assert train.main([*flags, "--method", method]) == 1
+        assert train.main(flags) == 1
     said = f"error: step 1: no response could be graded: --reward: {cause}\n"
     assert capsys.readouterr().err.endswith(said)
     assert len(read_lines(tmp_path / "run" / "metrics.jsonl")) == 1
@@ -287,13 +250,11 @@ def test_a_reward_that_changes_the_working_directory_moves_no_path(flags, tmp_pa
     load_reward.cache_clear()
     monkeypatch.chdir(tmp_path)
     run_well(train, flags, "--save-every 1 --out relative --data data.jsonl")
-    assert Path.cwd() == tmp_path
     run = tmp_path / "relative" / "run"
     assert (run / "model").exists() and (run / "checkpoints" / "step-000001").exists()
     monkeypatch.chdir(tmp_path)
-    words = words_of("--model relative/run --samples 2 --out evaluated")
-    run_well(evaluation, words)
-    assert read_lines(tmp_path / "evaluated" / "generations.jsonl")
+    run_well(evaluation, "--model relative/run --samples 2 --out evaluated")
+    assert (tmp_path / "evaluated" / "generations.jsonl").exists()
 
 
 def test_the_first_cause_may_be_another_rank_s(monkeypatch):
@@ -302,15 +263,15 @@ def test_the_first_cause_may_be_another_rank_s(monkeypatch):
     Responses that were cut off do not count, unless all were.
     """
     nan = math.nan
-    for rewards, cut, own, others, cause in (
-        ([nan, nan, 0], [0, 0, 1], [NO_VERDICT], ["b", "c"], "b"),
-        ([nan, nan, nan], [0, 0, 0], [NO_VERDICT], [], "the reward gave no verdict"),
-        ([nan, 0, 0], [0, 0, 1], [NO_VERDICT], ["b"], None),
-        ([0, 0, 0], [1, 1, 1], [], [], None),
+    for rewards, cut, others, cause in (
+        ([nan, nan, 0], [0, 0, 1], ["b", "c"], "b"),
+        ([nan, nan, nan], [0, 0, 0], [], "the reward gave no verdict"),
+        ([nan, 0, 0], [0, 0, 1], ["b"], None),
+        ([0, 0, 0], [1, 1, 1], [], None),
     ):
         rollouts = replace(rollouts_like(torch.ones(3, 2)), truncated=torch.tensor(cut).bool())
         batch = batch_of(torch.tensor(rewards), rollouts, 3)
         monkeypatch.setattr(fsdp, "gather_items", lambda items, ranks, o=others: items + o)
         said = f"step 5: no response could be graded: {cause}"
         with pytest.raises(RunFailed, match=said) if cause else nullcontext():
-            check_verdicts(batch, own, 4, ALONE)
+            check_verdicts(batch, [NO_VERDICT], 4, ALONE)

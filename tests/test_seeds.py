@@ -5,7 +5,7 @@ Noise is a sampler's next random number.
 
 import copy
 from dataclasses import replace
-from itertools import chain, product
+from itertools import product
 from typing import NamedTuple
 
 import numpy as np
@@ -93,12 +93,14 @@ def test_what_is_held_out_of_a_file_depends_on_the_seed(qwen_folder, tmp_path):
     """The problems held out of a file depend on the seed alone."""
     path = tmp_path / "problems.jsonl"
     append_rows(path, [{"problem": str(number), "answer": "1"} for number in range(40)])
-    words = words_of("--model", qwen_folder, "--data", path, "--heldout 8 --eval-groups 8")
+    words = words_of(
+        "--max-tokens 9 --heldout 8 --eval-groups 8 --data", path, "--model", qwen_folder
+    )
     tokenizer = AutoTokenizer.from_pretrained(qwen_folder)
     heldout = []
     for seed in "001":
-        config = config_from([*words, "--max-tokens", "9", "--seed", seed])
-        heldout.append(texts(load.make_task(config, tokenizer, 512)[1].heldout))
+        task = load.make_task(config_from([*words, "--seed", seed]), tokenizer, 512)[1]
+        heldout.append(texts(task.heldout))
     assert heldout[0] == heldout[1] != heldout[2]
 
 
@@ -146,24 +148,24 @@ def test_steps_differ_by_seed_step_and_rank(asked):
 
     Problems differ by seed and step.
     """
-    places = [*product((0, 1), (2, 1, 0), (0, 1))]
     seen = {}
-    for seed, step, rank in places:
-        seen[seed, step, rank] = asked(train.train_step, step, seed=seed, rank=rank)
-    assert {len(calls) for calls, _ in seen.values()} == {1}
-    calls = list(chain.from_iterable(of_step for of_step, _ in seen.values()))
-    assert {call.temperature for call in calls} == {0.7}
-    assert len({call.prompts for call in calls}) == len(calls)
-    assert len({call.noise for call in calls}) == len(calls)
-    for seed in (0, 1):
-        drawn = []
-        for step, rank in product(range(3), (0, 1)):
-            drawn += seen[seed, step, rank][0][0].prompts
+    calls = []
+    orders = []
+    for seed, step in product((0, 1), (2, 1, 0)):
+        of_ranks = [asked(train.train_step, step, seed=seed, rank=rank) for rank in (0, 1)]
+        (first, order), (second, other) = of_ranks
+        assert order == other
+        calls += first + second
+        orders.append(str(order))
+        seen[seed, step] = of_ranks
+    assert seen[0, 1][0] == asked(train.train_step, 1)
+    assert len(calls) == 12 and {call.temperature for call in calls} == {0.7}
+    assert len({call.prompts for call in calls}) == len({call.noise for call in calls}) == 12
+    assert len(set(orders)) == 6
+    for of_seed in (calls[:6], calls[6:]):
+        drawn = [prompt for call in of_seed for prompt in call.prompts]
         # of one epoch, in which a prompt may stand twice
         assert len(drawn) == 36 and len(set(drawn)) > 30
-    assert seen[0, 1, 0] == asked(train.train_step, 1)
-    orders = [seen[place][1] for place in places]
-    assert orders[::2] == orders[1::2] and len({str(order) for order in orders}) == len(places) / 2
 
 
 def evaluate_after(run: Run, steps: int) -> None:

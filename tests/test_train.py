@@ -1,7 +1,7 @@
 """train.py: what a step computes, what a run does, and what it refuses."""
 
 import copy
-import json
+import math
 import os
 import random
 import shutil
@@ -69,8 +69,7 @@ class Step:
     """A run that is ready for a step, and 16 rollouts in the place of those it would sample.
 
     There are 4 problems with 4 rollouts of 1 to 20 random tokens each, and every other is right. An
-    update takes 2 problems, so a step has 2 updates. The model is untrained. `update` takes token
-    advantages that a test made up.
+    update takes 2 problems, so a step has 2 updates. The model is untrained.
     """
 
     def __init__(self, folder: str, *flags: str):
@@ -99,16 +98,16 @@ class Step:
         batch = graded(self.rollouts, self.verdicts, self.problems)
         return train.score_and_credit(self.run, batch, train.log.Clock(ALONE.device))
 
-    def freeze(self) -> None:
-        """Let updates change no weight."""
-        self.run.optimizer = torch.optim.SGD(self.run.trained.parameters(), lr=0.0)
-
     def update(self, token_advantages, old_log_probs=None, step: int = 0) -> dict[str, float]:
-        """The metrics of the step's updates, by default where the policy that sampled starts."""
+        """The metrics of the step's updates, by default on the policy that sampled."""
         if old_log_probs is None:
             old_log_probs = self.old_log_probs
         given = dict(log_probs=old_log_probs, token_advantages=token_advantages)
         return train.update(self.run, batch_of(torch.zeros(16), self.rollouts, 4, **given), step)
+
+    def freeze(self) -> None:
+        """Let updates change no weight."""
+        self.run.optimizer = torch.optim.SGD(self.run.trained.parameters(), lr=0.0)
 
     def weights(self) -> list[torch.Tensor]:
         """A copy of the trained weights."""
@@ -121,7 +120,7 @@ def make_step(start):
     return partial(Step, start)
 
 
-def test_a_rollout_without_a_verdict_counts_for_nothing(must_fail):
+def test_a_rollout_without_a_verdict_counts_for_nothing():
     """Eqs. (1), (4): it has no advantage, no mask, and is on neither side; the others are as alone."""
     mask = torch.ones(4, 6).bool()
     hidden = torch.randn(4, 6, 3)
@@ -130,13 +129,11 @@ def test_a_rollout_without_a_verdict_counts_for_nothing(must_fail):
     batch = graded(rollouts_like(mask), verdicts, [{}])
     assert batch.advantages[2] == 0 and not batch.mask[2].any()
     batch.hidden = hidden[rest].flatten(0, 1)
-    ours = credit_by(recipe_with(window=3, stride=3), batch)
-    alone = shear_weights(hidden[rest], mask[rest], batch.correct[rest], window=3, stride=3).omega
+    settings = dict(window=3, stride=2, eps=0.3, eps_unit="raw")
+    ours = credit_by(recipe_with(**settings), batch)
+    alone = shear_weights(hidden[rest], mask[rest], batch.correct[rest], **settings).omega
     assert_close(ours[rest], batch.advantages[rest, None] * alone)
     assert not ours[2].any()
-    with must_fail("a reward of 0 in its place"):
-        verdicts[2] = Verdict(0.0, "wrong")
-        assert_close(graded(rollouts_like(mask), verdicts, [{}]).advantages, batch.advantages)
 
 
 def written_out_updates(step: Step, old_log_probs, token_advantages) -> tuple[list, list]:
@@ -200,7 +197,7 @@ def test_updates_are_those_of_a_written_out_loop(make_step):
         assert_close(ours.double(), weight.detach(), atol=1e-6, rtol=0)
 
 
-def test_shear_with_unit_weights_is_grpo_to_the_bit(make_step, monkeypatch, must_fail):
+def test_shear_with_unit_weights_is_grpo_to_the_bit(make_step, monkeypatch):
     """The methods differ in omega alone: a whole step has the same metrics and weights."""
 
     def whole_step(method):
@@ -213,29 +210,31 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(make_step, monkeypatch, must
         return Weighed(mask.float(), 1.0, None)
 
     grpo = whole_step("grpo")
-    with must_fail("SHEAR's own weights"):
-        assert_close(whole_step("shear"), grpo)
+    assert whole_step("shear")[0] != grpo[0]
     monkeypatch.setattr(rules, "shear_weights", unit_weights)
     assert_close(whole_step("shear"), grpo, atol=0, rtol=0)
 
 
 def test_rollouts_without_advantage_cost_no_pass(make_step):
-    """Groups of equal rewards leave forward and backward, not the token count; the gradient stays."""
+    """Groups of equal rewards leave forward and backward, and their tokens still count in the mean.
+
+    The log-ratio is the mean over the tokens that were computed.
+    """
     step = make_step("--prompts-per-update 4")
     step.freeze()
-    some = torch.randn(step.mask.shape) * (torch.arange(16) < 8)[:, None]
+    token_advantages = step.mask * torch.randn(step.mask.shape)
+    token_advantages[8:] = 0
     computed = []
     step.run.trained.register_forward_hook(
         lambda policy, inputs, output: computed.append(len(inputs[0].texts))
     )
-    old_log_probs = step.old_log_probs - 0.1
-    first = step.update(some, old_log_probs)
-    again = step.update(some + 1e-30, old_log_probs)
-    assert computed == [8, 16]
-    assert first["grad_norm"] == pytest.approx(again["grad_norm"], rel=1e-5)
-    for metrics in (first, again):
+    for all_of_them, count in ((0.0, 8), (1e-30, 16)):
+        metrics = step.update(token_advantages + all_of_them, step.old_log_probs - 0.1)
+        loss = -math.exp(0.1) * token_advantages.sum() / step.mask.sum()
+        assert computed.pop() == count and not computed
+        assert metrics["loss"] == pytest.approx(loss.item(), rel=1e-4)
         assert metrics["abs_log_ratio"] == pytest.approx(0.1, rel=1e-4)
-    assert step.update(0 * some)["grad_norm"] == 0
+    assert step.update(0 * token_advantages)["grad_norm"] == 0
 
 
 def test_metrics_are_means_over_all_blocks_and_ranks():
@@ -258,20 +257,6 @@ def test_training_samples_up_to_the_stop_tokens_of_the_run(make_step):
     with mock.patch("harness.run.rollout") as rollout:
         load.sample(step.run, step.problems, 2, 1.0)
     assert rollout.call_args.kwargs["stops"] == [5, 7]
-
-
-def test_rollouts_without_credit_count_in_the_loss_s_mean(make_step):
-    """Half of the rollouts have no credit; the mean is over the tokens of all.
-
-    rho = 1 for the policy that sampled, so the loss is minus the mean token advantage.
-    """
-    step = make_step("--prompts-per-update 4 --temperature .7 --method grpo")
-    token_advantages = 1.0 * step.mask
-    token_advantages[8:] = 0
-    metrics = step.update(token_advantages)
-    mean = (token_advantages.sum() / step.mask.sum()).item()
-    assert metrics["loss"] == pytest.approx(-mean, rel=1e-4)
-    assert metrics["abs_log_ratio"] < 1e-5
 
 
 def test_a_filler_row_counts_for_nothing(make_step, monkeypatch):
@@ -312,9 +297,10 @@ def test_updates_that_are_not_finite_are_skipped(make_step):
 
 
 def test_states_exist_for_a_block_of_whole_groups_at_a_time(make_step, monkeypatch):
-    """Blocks of a group, two, or all give the same token advantages; states never leave a block."""
+    """Blocks of a group, or two, give the token advantages of the whole; states never leave a block."""
     step = make_step("--window 4 --stride 2")
     seen = []
+    shear = step.run.rule.credit
 
     def noted(block, context):
         assert len(block.hidden) == block.mask.sum()
@@ -322,10 +308,10 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(make_step, monkeypat
         seen.append(block)
         return shear(block, context)
 
-    shear = RULES["shear"].credit
-    blocks = Batch.blocks
     step.run.rule = RULES["shear"]._replace(credit=noted)
     whole = step.credit()
+    assert whole.token_advantages.abs().max() > 0.01
+    blocks = Batch.blocks
     for tokens in (1, int(step.mask[:8].sum())):
         monkeypatch.setattr(Batch, "blocks", partialmethod(blocks, most=tokens))
         batch = step.credit()
@@ -333,26 +319,23 @@ def test_states_exist_for_a_block_of_whole_groups_at_a_time(make_step, monkeypat
         assert_close(batch.log_probs, whole.log_probs, atol=2e-5, rtol=1e-4)
     groups = [len(block.problems) for block in seen]
     assert groups[:6] == [4, 1, 1, 1, 1, 2] and sum(groups[5:]) == 4
-    assert whole.token_advantages.abs().max() > 0.01
 
 
-def test_grpo_does_not_keep_hidden_states(make_step, monkeypatch):
-    """At the paper's sizes they are 11 GB that nothing would read."""
-    kept = []
+def test_states_are_kept_for_a_rule_that_asks_for_them(make_step):
+    """GRPO asks for none: at the paper's sizes they are 11 GB. A rule that forgot to is told so.
 
-    def noted(batch, context):
-        kept.append(batch.hidden is not None)
-        return 1.0 * batch.mask
+    Credit is 0 outside of the responses.
+    """
+    step = make_step("--method grpo")
+    grpo = step.run.rule.credit
 
-    for method in ("grpo", "shear"):
-        monkeypatch.setitem(RULES, method, RULES[method]._replace(credit=noted))
-        make_step("--method", method).credit()
-    assert kept == [False, True]
+    def without_states(batch, context):
+        assert batch.hidden is None
+        return grpo(batch, context)
 
-
-def test_a_rule_that_forgot_to_ask_for_states_is_told_so(make_step):
-    """Its sentence says what to add."""
-    step = make_step()
+    step.run.rule = RULES["grpo"]._replace(credit=without_states)
+    credit = step.credit().token_advantages
+    assert credit[step.mask].all() and not credit[~step.mask].any()
     step.run.rule = RULES["shear"]._replace(needs_states=False)
     with pytest.raises(BadInput, match="add needs_states=True to its @rule"):
         step.credit()
@@ -371,28 +354,27 @@ def run(start, tmp_path):
     return check
 
 
-def test_held_out_accuracy_is_that_of_known_verdicts(make_step):
+def test_held_out_accuracy_is_that_of_known_verdicts(make_step, monkeypatch):
     """Problems have one greedy response, and sampled means 2/3, 0 and none: 1/3 ± 1/3.
 
     The error is clustered by problem.
     """
     run = make_step("--heldout 4 --eval-groups 3 --rollouts-per-prompt 8").run
-    greedy = [1.0, 0.0, None, 1.0]
-    sampled = [1, 1, 0, *[None] * 5, *[0] * 8, *[None] * 8]
+    run.context.task = replace(run.context.task, first_error=None)
+    scores = [[1.0, 0.0, None, 1.0], [1, 1, 0, *[None] * 5, *[0] * 8, *[None] * 8]]
     asked = []
 
-    class Known(Task):
-        def verdicts(self, problems, rollouts):
-            asked.append((problems, rollouts.mask.sum(1).tolist()))
-            scores = greedy if len(asked) == 1 else sampled
-            return [Verdict(score, "known") for score in scores]
+    def verdicts(task, problems, rollouts):
+        asked.append((problems, rollouts.mask.sum(1).tolist()))
+        return [Verdict(score, "known") for score in scores[len(asked) - 1]]
 
-    run.context.task = Known(**vars(replace(run.context.task, first_error=None)))
+    monkeypatch.setattr(Task, "verdicts", verdicts)
     result = train.evaluate(run)
     heldout = run.context.task.heldout
     assert [problems for problems, _ in asked] == [heldout, heldout[:3]]
     assert result["greedy"] == pytest.approx((2 / 3, 1 / 3, 3))
     assert result["sampled"] == pytest.approx((1 / 3, 1 / 3, 11))
+    assert result["by_problem"] == pytest.approx([2 / 3, 0, math.nan], nan_ok=True)
     assert result["length"] == statistics.median(asked[1][1])
 
 
@@ -403,57 +385,47 @@ def test_the_default_of_generate_batch_is_decided_once(tmp_path, run, monkeypatc
     """
     generate_together(monkeypatch, 5)
     assert run("--method grpo --steps 1 --name run") == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert " tokens, 5 generated at a time; 1 update(s) per step" in printed
+    assert " tokens, 5 generated at a" in " ".join(capsys.readouterr().out.split())
     generate_together(monkeypatch, 9)
     sampler = Mock(wraps=rollout)
     replace_sampler(monkeypatch, sampler)
-    for flags, batch in (("--steps 2", 5), ("--steps 3 --generate-batch 3", 3)):
-        sampler.reset_mock()
-        assert train.main(["--resume", str(tmp_path / "run"), *flags.split()]) == 0
-        assert {call.kwargs["batch_size"] for call in sampler.call_args_list} == {batch}
-        settings = json.loads((tmp_path / "run" / "config.json").read_text())
-        assert settings["generate_batch"] == batch and settings["program"] == "shear train"
+    assert train.main(["--resume", str(tmp_path / "run"), "--steps", "2"]) == 0
+    tokens = {call.kwargs["batch_tokens"] for call in sampler.call_args_list}
+    assert tokens == {5 * (9 + 16)}  # a prompt and a response
+    assert files.read_json(tmp_path / "run" / "config.json")["generate_batch"] == 5
 
 
-STEPS = []  # of each call of `surprisal`
-
-
-def surprisal(batch, context, *, floor: float = 0.01):
-    """A rule of a user's: more on tokens that the policy itself finds unlikely."""
-    STEPS.append(context.step)
-    salience = (floor - batch.log_probs) * batch.mask  # (B, T)
-    batch.log("salience", salience[batch.mask])
-    return batch.A * salience * batch.lengths / salience.sum(1, keepdim=True)
-
-
-def test_a_rule_is_one_function(tmp_path, run, start, monkeypatch, assert_refused):
+def test_a_rule_is_one_function(tmp_path, run, monkeypatch, assert_refused):
     """It trains two steps, its metric is logged, its option is checked.
 
     It is told the steps done, also in the evaluations before and after.
     """
+    steps = []
+
+    def surprisal(batch, context, *, floor: float = 0.01):
+        """More on tokens that the policy itself finds unlikely."""
+        steps.append(context.step)
+        salience = (floor - batch.log_probs) * batch.mask  # (B, T)
+        batch.log("salience", salience[batch.mask])
+        return batch.A * salience * batch.lengths / salience.sum(1, keepdim=True)
+
     monkeypatch.setitem(RULES, "surprisal", Rule(surprisal, "more on unlikely tokens"))
-    flags = "--method surprisal --steps 2 --method-option"
-    assert run(flags, "floor=2 --name mine") == 0
-    _, *steps, _ = read_lines(tmp_path / "mine" / "metrics.jsonl")
-    assert [step["grad_norm"] > 0 and step["salience"] > 2 for step in steps] == [True, True]
-    assert STEPS == [0, 0, 1, 2]
-    words = words_of(SMALL_RUN, "--model", start, flags)
-    assert_refused(train.main, [*words, "floor=high"], "--method surprisal: floor")
-    assert_refused(train.main, [*words, "flor=1"], "no option 'flor'; there is floor=0.01")
+    assert run("--method surprisal --steps 2 --method-option floor=2 --name mine") == 0
+    _, *rows, _ = read_lines(tmp_path / "mine" / "metrics.jsonl")
+    assert min(row["grad_norm"] for row in rows) > 0 and min(row["salience"] for row in rows) > 2
+    assert steps == [0, 0, 1, 2]
+    words = "--method surprisal --method-option floor=high".split()
+    assert_refused(train.main, words, "--method surprisal: floor")
 
 
-def test_code_problems_train_and_infra_errors_are_counted(
-    tmp_path, qwen_folder, monkeypatch, capsys
-):
-    """A verdict that cannot be had is shown and counted, and does not stop the run.
+def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder, monkeypatch):
+    """A verdict that cannot be had is counted, and does not stop the run.
 
     The model is a folder and the data a file of JSON lines.
     """
     graded = []
-    data = tmp_path / "code.jsonl"
     problem = {"problem": "Print 1.", "tests": {"inputs": [""], "outputs": ["1"]}}
-    files.append_rows(data, [problem] * 6)
+    files.append_rows(tmp_path / "code.jsonl", [problem] * 6)
 
     def grade(response, tests, **options):
         assert options["level"] == "auto" and tests == problem["tests"]
@@ -462,20 +434,16 @@ def test_code_problems_train_and_infra_errors_are_counted(
 
     monkeypatch.setattr("tasks.task.grade_code", grade)
     sizes = "--steps 1 --prompts-per-step 2 --rollouts-per-prompt 16 --prompts-per-update 2"
-    sizes += " --max-tokens 40 --heldout 1 --eval-groups 1 --task code"
-    words = words_of(sizes, "--model", qwen_folder, "--data", data, "--out", tmp_path)
-    assert train.main(words) == 0
-    metrics = read_lines(tmp_path / "code-shear-1" / "metrics.jsonl")[1]
+    sizes += " --max-tokens 40 --heldout 1 --eval-groups 1 --task code --name run"
+    places = "--model", qwen_folder, "--data", tmp_path / "code.jsonl", "--out", tmp_path
+    assert train.main(words_of(sizes, places)) == 0
+    metrics = read_lines(tmp_path / "run" / "metrics.jsonl")[1]
     assert 0 < metrics["infra_errors"] < 32 and metrics["reward"] == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    assert "WARNING: 1 problem(s) held out are trained on, too" in printed
-    assert "rewards are equal in each group, so nothing is learned" in printed
-    assert "a pass over --data takes" in printed
-    assert read_lines(tmp_path / "code-shear-1" / "samples.jsonl")[0]["tests"] == problem["tests"]
+    assert read_lines(tmp_path / "run" / "samples.jsonl")[0]["tests"] == problem["tests"]
 
 
-def test_ctrl_c_ends_after_the_step(tmp_path, start, run, monkeypatch, capsys):
-    """After a signal during an update the step's row is written, and its weights are saved.
+def test_ctrl_c_ends_after_the_step(tmp_path, run, monkeypatch, capsys):
+    """After a signal during an update the step's row is written, and a checkpoint.
 
     The second time, they are not. The signals are real; the first is SIGTERM, as Slurm sends it.
     Status 130, and the command that goes on.
@@ -487,16 +455,12 @@ def test_ctrl_c_ends_after_the_step(tmp_path, start, run, monkeypatch, capsys):
         pressed.append(os.kill(os.getpid(), signal.SIGINT if pressed else signal.SIGTERM))
         return plain(*inputs)
 
-    def norm_of(folder):
-        return load_file(f"{folder}/model.safetensors")["model.norm.weight"]
-
     monkeypatch.setattr(train, "policy_loss", press)
     once = tmp_path / "once"
     assert run("--method grpo --steps 5 --name once") == 130
     before, *steps = read_lines(once / "metrics.jsonl")
     assert before["before"] and [row["step"] for row in steps] == [1] == [len(pressed)]
-    path, report = files.find_checkpoint(once)
-    assert report["step"] == 1 and not torch.equal(norm_of(path / "model"), norm_of(start))
+    assert files.find_checkpoint(once)[1]["step"] == 1
     said = f"resume with: python train.py --resume {once}\ninterrupted\n"
     assert capsys.readouterr().err.endswith(said)
     assert run("--method grpo --prompts-per-update 1 --name twice") == 130
@@ -512,15 +476,6 @@ def test_weights_are_loaded_straight_to_the_device(qwen_folder):
     meta = torch.device("meta")
     model = models.load_weights("--model", str(qwen_folder), AutoModelForCausalLM, "auto", meta)
     assert {tensor.device for tensor in [*model.parameters(), *model.buffers()]} == {meta}
-
-
-def test_a_loaded_model_is_the_plain_one(start):
-    """It has the folder's weights to the bit, tied ones tied, and no hooks."""
-    model = models.load_model(start, ALONE.device, models.load_tokenizer("--model", start))
-    for name, value in load_file(f"{start}/model.safetensors").items():
-        assert torch.equal(model.state_dict()[name], value)
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    assert not any(hasattr(part, "_hf_hook") for part in model.modules())
 
 
 def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(run, monkeypatch):
@@ -547,27 +502,14 @@ def test_a_model_that_never_fits_is_warned_of(qwen_folder, math_run, monkeypatch
     assert [note for note in notes if note.startswith("WARNING: memory")]
 
 
-def truncated_weights(folder):
-    os.truncate(folder / "model.safetensors", 5000)
+def change_config(folder, **changes):
+    files.write_json(folder / "config.json", files.read_json(folder / "config.json") | changes)
 
 
 def spoiled_weights(folder):
     weights = load_file(folder / "model.safetensors")
     weights["model.embed_tokens.weight"][3] = torch.nan  # of a token that no prompt has
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def change_config(folder, **changes):
-    config = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def another_layer(folder):
-    change_config(folder, num_hidden_layers=3, layer_types=["full_attention"] * 3)
-
-
-def narrower(folder):
-    change_config(folder, intermediate_size=32)
 
 
 def failing_template(folder):
@@ -593,19 +535,19 @@ def another_family(folder, family, **sizes):
 
 
 HARMS = {
-    "cannot be loaded": truncated_weights,
     "weights are not finite: model.embed_tokens.weight": spoiled_weights,
-    "not those of its config.json: model.layers.2.": another_layer,
-    "not those of its config.json: model.layers.0.mlp.": narrower,
+    "not those of its config.json: model.layers.0.mlp.": partial(
+        change_config, intermediate_size=32
+    ),
+    "not those of its config.json: model.layers.2.": partial(
+        change_config, num_hidden_layers=3, layer_types=["full_attention"] * 3
+    ),
     "--template chat: cannot be read (no)": failing_template,
     "its tokenizer is missing": missing_tokenizer,
     "no token ends a response; name one as eos_token_id": without_end,
     "not head(last state)": partial(another_family, family="cohere", logit_scale=0.996, **SMALL),
     "or left padding and a cache change them": partial(
         another_family, family="blenderbot-small", decoder_layers=2, **SMALL
-    ),
-    "cannot be loaded (mat1 and mat2 shapes cannot be multiplied": partial(
-        another_family, family="electra", **SMALL
     ),
     "mamba has no attention": partial(
         another_family, family="mamba", hidden_size=32, num_hidden_layers=1

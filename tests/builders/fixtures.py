@@ -6,9 +6,6 @@ the tests runs none, and need not wait for them.
 
 import os
 import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -119,31 +116,3 @@ def teach(folder: Path) -> str:
     model = toy.make_model(1, seed=0)
     toy.warm_up(model, 1, set(), steps=100, seed=0)
     return save_model(folder, model)
-
-
-@pytest.fixture(scope="session")
-def ended():
-    """The folder of a Python process that has ended well, given the words of its command.
-
-    Each call runs a process of its own.
-    """
-    # not of pytest, whose long paths lengthen what is printed
-    with tempfile.TemporaryDirectory() as parent:
-
-        def run(*words: str) -> Path:
-            folder = Path(parent, str(len(os.listdir(parent))))
-            folder.mkdir()
-            environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-            done = subprocess.run(
-                [sys.executable, *words, str(folder)],
-                env=environment,
-                timeout=300,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-            assert done.returncode == 0, done.stdout
-            (folder / "printed").write_text(done.stdout)
-            return folder
-
-        yield run

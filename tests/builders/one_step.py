@@ -54,6 +54,8 @@ def one_step(
         return rollouts.take((4 * places[:, None] + torch.arange(4)).flatten())
 
     before = {name: full(p).detach().clone() for name, p in run.trained.named_parameters()}
+    # rounded, rotary frequencies would shift late positions
+    assert {buffer.dtype for buffer in run.context.policy.buffers()} == {torch.float32}
     assert ("forward" in vars(layers_of(run.trained)[0])) == config.recompute
     with mock.patch("harness.run.rollout", given):
         metrics, samples = train.train_step(run, 0)

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from builders.case_files import ROOT
@@ -53,7 +52,7 @@ def _run_as_main(
     for name in list(sys.modules):
         if name.split(".")[0] in names:
             del sys.modules[name]
-    sys.meta_path.insert(0, Missing(without))
+    sys.modules |= dict.fromkeys(without)  # an import of None raises ModuleNotFoundError
     places += [ROOT / "lab" / "tests", ROOT / "grading" / "inside"]
     others = [place for place in sys.path if Path(place) not in places]
     sys.path[:] = [str(folder), str(folder / "tests"), *others]
@@ -65,19 +64,8 @@ def _run_as_main(
     runpy.run_path(script, run_name="__main__")
 
 
-class Missing(NamedTuple):
-    """Finds no module of these names, in the place of what finds them."""
-
-    names: tuple[str, ...]
-
-    def find_spec(self, name: str, *_: object) -> None:
-        """Raise ModuleNotFoundError for these names; None lets others be found."""
-        if name.split(".")[0] in self.names:
-            raise ModuleNotFoundError(name)
-
-
-def on_two(work: Callable[..., None], folder, *inputs, meanwhile=None, joins=False) -> None:
-    """Run `work(folder, *inputs)` on two ranks over gloo, and `meanwhile()` in this process.
+def on_two(work: Callable[..., None], folder, *inputs, joins=False) -> None:
+    """Run `work(folder, *inputs)` on two ranks over gloo.
 
     Where the work `joins` the ranks itself, as a command does, it finds torchrun's environment.
     """
@@ -85,8 +73,6 @@ def on_two(work: Callable[..., None], folder, *inputs, meanwhile=None, joins=Fal
     store = torch.distributed.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     arguments = (store.port, joins, work, folder, *inputs)
     ranks = start_processes(_as_rank, arguments, nprocs=2, join=False, start_method=METHOD)
-    if meanwhile:
-        meanwhile()
     while not ranks.join():  # True once both have ended
         pass
 

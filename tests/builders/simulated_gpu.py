@@ -49,9 +49,7 @@ class Cuda(TorchFunctionMode):
         tensors = tensors_in((args, kwargs))
         if func == Tensor.device.__get__:
             return device_of(args[0])
-        if func == Tensor.is_cuda.__get__:
-            return device_of(args[0]) == CUDA
-        if name in ("to", "cpu", "cuda") and tensors:
+        if name in ("to", "cpu") and tensors:
             return self.move(name, *args, **kwargs)
         device = CUDA if CUDA in map(device_of, tensors) else CPU
         if kwargs.get("device") is not None:
@@ -68,26 +66,18 @@ class Cuda(TorchFunctionMode):
 
     def check(self, name: str, device: torch.device, tensors: list[Tensor]) -> None:
         """Raises what a call on this device raises for tensors of the other."""
-        if any(
-            device_of(tensor) != device and (tensor.dim() or device == CPU) for tensor in tensors
-        ):
-            raise RuntimeError(
-                f"{name}: Expected all tensors to be on the same device, but found cuda:0 and cpu"
-            )
+        for tensor in tensors:
+            if device_of(tensor) != device and (tensor.dim() or device == CPU):
+                raise RuntimeError(f"{name}: Expected all tensors to be on the same device")
         if name in ("numpy", "__array__"):
-            raise TypeError(
-                "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() first"
-            )
+            raise TypeError("can't convert cuda:0 device type tensor to numpy")
 
     def move(self, name: str, tensor: Tensor, *args, copy: bool = False, **kwargs) -> Tensor:
-        """`to`, `cpu` and `cuda`: a copy where the device changes."""
+        """`to` and `cpu`: a copy where the device changes."""
         here = device_of(tensor)
-        device = {"cpu": CPU, "cuda": CUDA}.get(name)
+        device = CPU
         dtype = None
-        if args and isinstance(args[0], Tensor):
-            device = device_of(args[0])
-            dtype = args[0].dtype
-        elif name == "to":
+        if name == "to":
             device, dtype, *_ = torch._C._nn._parse_to(*args, **kwargs)
         device = device or here
         result = tensor.to(dtype, copy=copy or device.type != here.type)
