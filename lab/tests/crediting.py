@@ -6,11 +6,10 @@ from dataclasses import dataclass, replace
 import torch
 from adapters import add_adapter
 from builders.rollouts import batch_of, rollouts_of
-from builders.runs import config_from, recipe_with
+from builders.runs import recipe_with
 
 import lab.rules  # noqa: F401 - enters the rules
-from base.config import Config
-from credit.batch import Batch, Context, effective_weights
+from credit.batch import Batch, effective_weights
 from credit.rules import assign_credit, with_options
 from grpo import Policy, group_advantages, score, to_padded
 from harness.run import make_context, make_task
@@ -23,32 +22,22 @@ class Told(Batch):
     """A batch, and what its rules may use besides."""
 
     policy: Policy | None = None
-    tokenizer: object | None = None
+    tokenizer: object = None
     task: Task | None = None
 
 
-def as_told(batch: Batch, **known) -> Told:
-    """The batch with what is known besides."""
-    return Told(**vars(batch) | known)
-
-
-def context_of(batch: Batch, config: Config, step: int = 3) -> Context:
-    """What is known besides the batch, `step` steps done."""
-    told = as_told(batch)
-    context = make_context(config, told.policy, told.tokenizer, told.task, hooks={})
-    return replace(context, step=step, kept={"prm": None})
-
-
-def assign(rule: str, batch: Batch, *options: str, step: int = 3, **changes) -> torch.Tensor:
+def assign(rule: str, batch: Batch, *options: str, **changes) -> torch.Tensor:
     """Token advantages by a rule with these options, and other settings but the recipe's."""
     changes = dict(window=6, stride=3, method=rule, method_option=options) | changes
     config = recipe_with(**changes)
-    return assign_credit(with_options(config), batch, context_of(batch, config, step))
+    known = [getattr(batch, name, None) for name in ("policy", "tokenizer", "task")]
+    context = make_context(config, *known, hooks={})
+    return assign_credit(with_options(config), batch, replace(context, kept={"prm": None}))
 
 
-def weights_of(rule: str, batch: Batch, **changes) -> torch.Tensor:
+def weights_of(rule: str, batch: Batch) -> torch.Tensor:
     """(B, T), what the rule multiplies advantages by."""
-    return effective_weights(assign(rule, batch, **changes), batch.advantages, batch.mask)
+    return effective_weights(assign(rule, batch), batch.advantages, batch.mask)
 
 
 def with_rewards(batch: Batch, rewards: list[float]) -> Batch:
@@ -69,8 +58,8 @@ def worked_responses() -> Told:
     tokenizer = toy.make_tokenizer()
     torch.manual_seed(0)
     add_adapter(model, std=0.1)
-    words = "--toy-lines 2 --heldout 8 --eval-groups 8".split()
-    _, task, _ = make_task(config_from(words), tokenizer, 512)
+    config = recipe_with(task="embedded", toy_lines=2, heldout=8)
+    _, task, _ = make_task(config, tokenizer, 512)
     problems = task.train[:2]
     asked = [problems[0]] * 4 + [problems[1]] * 4
     rng = random.Random(1037)  # these texts deserve the verdicts below
@@ -81,15 +70,14 @@ def worked_responses() -> Told:
     scored = score(policy, rollouts, temperature=1.0, micro_tokens=300)._asdict()
     rewards = torch.tensor([1.0, 0, 0, 1, 0, 0, 0, 0])
     batch = batch_of(rewards, rollouts, 4, problems=problems, **scored)
-    return as_told(batch, policy=policy, tokenizer=tokenizer, task=task)
+    return Told(**vars(batch), policy=policy, tokenizer=tokenizer, task=task)
 
 
 def score_lines(prm, questions, rollouts, tokenizer=None, step_end="\n", micro_tokens=0):
     """A process reward model that likes long texts and early lines."""
     scores = []
     for row, text in enumerate(rollouts.texts):
-        count = text.count(step_end)
         step = [text[:t].count(step_end) for t in range(int(rollouts.mask[row].sum()))]
-        good = 1 / torch.arange(2, count + 3) + len(text) / 1000
+        good = 1 / torch.arange(2, text.count(step_end) + 3) + len(text) / 1000
         scores.append((good, torch.tensor(step).long()))
     return scores

@@ -10,11 +10,10 @@ from pathlib import Path
 from base.files import read_lines
 from lab.studies import compare, gradients
 
-SIZES = (
-    "--use builders.alternating --toy-lines 1 --toy-width 16 --warmup-steps 1 --heldout 4 --eval-groups 2 "
-    "--prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 4 --max-tokens 8 --steps 1 --window 4 --stride 2 "
-    "--device cpu --threads 1"
-).split()
+# Flags of tiny runs of studies, whose verdicts alternate.
+TINY = "--use builders.alternating --toy-lines 1 --toy-width 16 --warmup-steps 1 --heldout 8 --eval-groups 2 "
+TINY += "--prompts-per-step 2 --prompts-per-update 2 --threads 1"
+SIZES = f"{TINY} --rollouts-per-prompt 4 --max-tokens 8 --steps 1 --window 4 --stride 2".split()
 
 
 def measure(folder: Path) -> dict:

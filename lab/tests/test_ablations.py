@@ -93,15 +93,10 @@ def test_weights_and_closest_spans_are_those_of_a_slow_loop(name):
             assert (*found[:2], *found[3:]) == (*wanted[:2], *wanted[3:])
 
 
-KINDS = [
-    dict(lengths=(30,) * 5, shared=18),
-    dict(lengths=(23, 1, 7, 20, 6), dim=64),
-    dict(lengths=(5, 4, 3, 2, 5)),
-]
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [dict(lengths=(30,) * 5, shared=18), dict(lengths=(23, 1, 7, 20, 6), dim=64)]
+)
 def test_the_fast_hooks_give_the_plain_weights(kind, dtype):
     """The race and the matrix product give the weights of plain computation to 1e-4.
 
@@ -122,7 +117,7 @@ def test_rollout_normalisation_evens_out_the_means():
     A rollout whose distances are float32's rounding of 0 has no profile to scale up.
     """
     omega = torch.tensor([[1e-14] * 4, [0.1, 0.2, 0.3, 0.0], [0.7] * 4])
-    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 1, 1]]).bool()
-    mean = float(omega.sum() / 11)
-    expected = torch.tensor([[0.0] * 4, [mean / 2, mean, 1.5 * mean, 0], [mean] * 4])
+    mask = torch.ones(3, 4).bool()
+    mask[1, 3] = False
+    expected = torch.tensor([[0.0] * 4, [0.5, 1, 1.5, 0], [1.0] * 4]) * omega.sum() / 11
     assert_near(even_out(omega, mask), expected, 1e-6)

@@ -5,10 +5,8 @@ from builders.commands import run_well
 from lab.studies import bench
 
 
-def test_all_solvers_find_the_same_distances(capsys, assert_refused):
-    """They do to a percent, as some stop early; spans with padding are refused."""
+def test_all_solvers_find_the_same_distances(capsys):
+    """They do to a percent, as some stop early."""
     run_well(bench, "--tokens 26 --width 8 --group 4 --pairs 40 --window 6 --stride 5 --device cpu")
     rows = [line.split("|")[1:-1] for line in capsys.readouterr().out.splitlines()[3:]]
     assert [float(row[2]) < 1e-2 for row in rows] == [True] * 4
-    assert all(float(row[1]) > 0 for row in rows)
-    assert_refused(bench.main, "--tokens 27 --window 6 --stride 5".split(), "--tokens 27")

@@ -1,7 +1,5 @@
 """docs/change.md: its five files run, do what they say, and are what the page shows."""
 
-import ast
-import importlib
 import json
 import re
 import shutil
@@ -9,9 +7,10 @@ import sys
 
 import pytest
 import torch
-from builders.case_files import ROOT
+from builders.case_files import DOCS, ROOT
 from builders.commands import BRIEF_FLAGS, run_well, words_of
 from builders.groups import random_group
+from edited import TINY
 from torch.testing import assert_close
 
 import train
@@ -20,7 +19,7 @@ from base.files import read_lines
 from credit.rules import RULES
 from harness.command import check_inputs
 from lab.studies import compare, gradients
-from shear import shear_weights, spans_of, token_distances, token_weights
+from shear import shear_weights, spans_of, token_distances
 
 LEARN = ROOT / "lab" / "learn"
 # Each file's flags: as the file of an empty folder, and as a module of the lab.
@@ -49,11 +48,6 @@ def forgotten(tmp_path, monkeypatch):
             del sys.modules[name]
 
 
-def own(name: str):
-    """One of the five files as a module."""
-    return importlib.import_module(f"lab.learn.{name}")
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_an_empty_folder_trains(name, tmp_path, monkeypatch):
     """It passes the checks before torch is imported, trains a step, and stands in the run's files."""
@@ -63,7 +57,6 @@ def test_a_file_of_an_empty_folder_trains(name, tmp_path, monkeypatch):
     check_inputs()
     run_well(train, BRIEF_FLAGS, own_flags, SIZES)
     config = json.loads((tmp_path / "runs/run/config.json").read_text())
-    assert f"{name}.py" in f"{config['use']} {config['reward']}"
     row = read_lines(tmp_path / "runs/run/samples.jsonl")[0]
     assert list(row["weights"]) == [config["method"]]
     if config["method"] != "shear":
@@ -72,10 +65,10 @@ def test_a_file_of_an_empty_folder_trains(name, tmp_path, monkeypatch):
 
 def test_the_distance_is_the_mean_over_all_pairs_of_tokens():
     """It stands in SHEAR's weights in units of nbar."""
+    from lab.learn import my_distance
+
     hidden, mask, correct = random_group()  # rollouts 1 and 3 are right
-    weighed = shear_weights(
-        hidden, mask, correct, measure=own("my_distance").mean_distance, window=99
-    )
+    weighed = shear_weights(hidden, mask, correct, measure=my_distance.mean_distance, window=99)
     wrong = hidden[0][mask[0]]
     means = [token_distances(wrong, hidden[right][mask[right]]).mean() for right in (1, 3)]
     assert_close(weighed.omega[0][mask[0]], (min(means) / weighed.nbar).expand(17))
@@ -83,21 +76,20 @@ def test_the_distance_is_the_mean_over_all_pairs_of_tokens():
 
 def test_the_pooling_is_the_smallest_distance():
     """Spans of 4 tokens, one every 2: tokens 2 and 3 are in both."""
+    from lab.learn import my_pooling
+
     spans = spans_of(torch.ones(1, 6).bool(), window=4, stride=2)
     distances = torch.tensor([3.0, 1.0])
-    assert own("my_pooling").smallest(distances, spans).tolist() == [3, 3, 1, 1, 1, 1]
-    assert token_weights(distances, spans).tolist() == [3, 3, 3, 3, 1, 1]
+    assert my_pooling.smallest(distances, spans).tolist() == [3, 3, 1, 1, 1, 1]
 
 
 def test_a_rule_of_one_s_own_is_an_arm_of_the_studies(tmp_path):
     """The gradient test has its row; a trial of `compare` knows when the file changes."""
     file = tmp_path / "my_rule.py"
     shutil.copy(LEARN / "my_rule.py", file)
-    use = f"--use {file} --use builders.alternating"
-    sizes = "--toy-lines 1 --toy-width 16 --warmup-steps 1 --heldout 4 --eval-groups 2"
-    sizes += " --prompts-per-step 2 --prompts-per-update 2"
+    use = f"--use {file}"
     rows = tmp_path / "rows.jsonl"
-    gradients.main(words_of(use, sizes, "--batches 2 --reference 2 --rows", rows, "--arms my_rule"))
+    gradients.main(words_of(use, TINY, "--batches 2 --reference 2 --rows", rows, "--arms my_rule"))
     assert {row["arm"] for row in read_lines(rows)} == {"grpo", "my_rule"}
     assert compare.allowed_arms(["my_rule"], use.split()) == ["grpo", "my_rule"]
     before = compare.code_of("my_rule", flags=use)
@@ -106,19 +98,10 @@ def test_a_rule_of_one_s_own_is_an_arm_of_the_studies(tmp_path):
 
 
 def test_the_page_shows_the_files():
-    """A block has all of its file but the docstring and the imports above it."""
-    page = (ROOT / "docs" / "change.md").read_text()
-    assert len(page.splitlines()) <= 110
-    shown = re.findall(
-        r"\[(my_\w+)\.py\]\(\.\./lab/learn/\1\.py\).*?```python\n(.*?)```", page, re.S
-    )
-    assert [name for name, _ in shown] == list(FILES)
-    for name, block in shown:
-        source = (LEARN / f"{name}.py").read_text()
-        assert source.endswith(f"\n{block}")
-        for node in ast.parse(source.removesuffix(block)).body:
-            assert isinstance(node, ast.Expr | ast.Import | ast.ImportFrom)
-        command = ast.get_docstring(ast.parse(source)).split("\n")[2]
-        flags = FILES[name].split(" --toy-lines")[0]
-        assert command == f"python train.py {flags.format(f'lab.learn.{name}')}"
-        assert flags.format(f"{name}.py") in " ".join(page.split())
+    """A block of docs/change.md is the end of its file, and its commands are those above."""
+    page = (DOCS / "change.md").read_text()
+    for name, flags in FILES.items():
+        (block,) = re.findall(rf"lab/learn/{name}\.py\).*?```python\n(.*?)```", page, re.S)
+        assert (LEARN / f"{name}.py").read_text().endswith(f"\n{block}")
+        command = flags.split(" --toy-lines")[0].format(f"{name}.py")
+        assert command in " ".join(page.split())

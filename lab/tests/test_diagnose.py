@@ -30,13 +30,9 @@ FIGURES = {"fig_1a", "fig_1b", "fig_3", "fig_9", "fig_10"}
 
 
 @pytest.fixture(autouse=True)
-def coarse(monkeypatch, request):
-    """Pictures are drawn and left empty, but for one test in which one is quickly written."""
+def coarse(monkeypatch):
+    """Pictures are quickly written."""
     monkeypatch.setitem(figures.rcParams, "savefig.dpi", 20)
-    if "qwen_folder" not in request.fixturenames:
-        monkeypatch.setattr(
-            figures.Figure, "savefig", lambda figure, path, **options: Path(path).touch()
-        )
 
 
 def table(rows: list[tuple]) -> pd.DataFrame:
@@ -64,14 +60,9 @@ def spans_of(figure: str) -> pd.DataFrame:
 def test_fig_1a_is_the_rank_correlation_of_the_means_by_position(tmp_path):
     """The correlation is that of written-out means; a length with too few prefixes is left out."""
     found = figures.fig_1a_position(spans_of("1a"), tmp_path / "a.png", least=2)
-    expected = {
-        "ends": [10, 20, 30, 40],
-        "spearman": pytest.approx(-1),
-        "n": 4,
-        "success": pytest.approx([0.8, 0.6, 0.4, 0.2]),
-        "distance": pytest.approx([0.15, 0.3, 0.45, 0.6]),
-    }
-    assert {name: found[name] for name in expected} == expected
+    assert found["ends"] == [10, 20, 30, 40] and found["spearman"] == pytest.approx(-1)
+    assert found["success"] == pytest.approx([0.8, 0.6, 0.4, 0.2])
+    assert found["distance"] == pytest.approx([0.15, 0.3, 0.45, 0.6])
 
 
 def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp_path):
@@ -84,8 +75,6 @@ def test_fig_1b_takes_changes_within_rollouts_that_one_continuation_can_show(tmp
     assert changes["distance"].tolist() == pytest.approx(of_distance)
     gap = rows.drop(1)  # two strides lie between its neighbours
     assert figures.changes(gap, 1 / 16)["success"].tolist() == pytest.approx([1 / 16])
-    across = rows.loc[[0, 5, 6]]  # one ends with 0, the next begins at 1
-    assert figures.changes(across, 0)["success"].tolist() == pytest.approx([1 / 17], abs=1e-6)
     found = figures.fig_1b_changes(rows, tmp_path / "a.png")
     expected = spearmanr(of_success, of_distance)
     assert (found["spearman"], found["p"]) == pytest.approx(tuple(expected))
@@ -111,11 +100,12 @@ def test_fig_9_holds_depth_fixed(tmp_path):
     by_depth = table([*zip(range(800), depth % 2, 10 * depth, distance, success, strict=True)])
     assert figures.correlation(by_depth)["spearman"] < -0.9
     found = figures.fig_9_depth(by_depth, tmp_path / "a.png")["bins"]
-    assert [each["n"] for each in found] == [200] * 4
     assert all(abs(each["spearman"]) < 0.2 for each in found)
-    planted = by_depth.assign(distance=1 - by_depth["success"])
-    for each in figures.fig_9_depth(planted, tmp_path / "b.png")["bins"]:
-        assert each["spearman"] == pytest.approx(-1) and each["p"] < 1e-6
+    planted = by_depth.assign(distance=rng.random(800))
+    planted["success"] = 1 - planted["distance"]
+    found = figures.fig_9_depth(planted, tmp_path / "b.png")["bins"]
+    assert [each["from"] for each in found] == [10, 20, 30, 40]
+    assert [each["spearman"] for each in found] == pytest.approx([-1] * 4)
 
 
 # ---- prefixes ------------------------------------------------------------------------------------
@@ -144,10 +134,9 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     the stop; each verdict finds its place.
     """
     model, tokenizer = tiny
-    responses = [[4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 5, 4]]
     empty = ["", ""]
-    problem = {"problem": "?", "answer": "1"}
-    group = Prefixes(problem, [5, 6, 7], responses, empty, [False] * 2, [1.0, 0.0], empty)
+    responses = [[4, 5, 6, 7, 8, 9], [9, 8, 7, 6, 5, 4]]
+    group = Prefixes({"answer": "1"}, [5, 6, 7], responses, empty, [False] * 2, [1.0, 0.0], empty)
     group = replace(group, ends=[[2, 4], [2]])
     whole = [[4, 5, 20], [4, 5, 21], [9, 8, 22], [9, 8, 23], [4, 5, 6, 7, 20], [4, 5, 6, 7, 21]]
     texts = tokenizer.batch_decode(whole)
@@ -155,11 +144,9 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
 
     def sampler(model, tokenizer, prompts, count, *, max_tokens, temperature, **options):
         asked.append((prompts, count, max_tokens, temperature))
-        rows = len(prompts) * count
         # a token of its own, and the stop
-        ids = torch.tensor([[20 + row, 1] for row in range(rows)])
-        none = torch.zeros(rows).bool()
-        return Rollouts(ids, ids > 0, ids, ids > 0, none, [""] * rows)
+        ids = torch.tensor([[20 + row, 1] for row in range(len(prompts) * count)])
+        return Rollouts(ids, ids > 0, ids, ids > 0, torch.zeros(len(ids)).bool(), [""] * len(ids))
 
     def grade(text, reference):
         return Verdict(1.0 + texts.index(text), "counted")
@@ -169,14 +156,20 @@ def test_continuations_start_from_the_sampled_ids_and_whole_responses_are_graded
     run = run_of(config, Task("x", [], [], None, grade), model, tokenizer)
     found = prefixes.continue_prefixes(run, group, 2)
     short = [[5, 6, 7, 4, 5], [5, 6, 7, 9, 8]]
-    long = [[5, 6, 7, 4, 5, 6, 7]]
-    assert asked == [(short, 2, 8, 0.7), (long, 2, 6, 0.7)]
+    assert asked == [(short, 2, 8, 0.7), ([[5, 6, 7, 4, 5, 6, 7]], 2, 6, 0.7)]
     assert found.continued == [[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]]
-    unsure = replace(group, scores=[None, 0.0], ends=[[2], []])  # no verdict, no row
+
+
+def test_the_table_of_spans_has_a_row_per_prefix_of_a_graded_rollout():
+    """Success is a mean over continuations."""
+    empty = ["", ""]
+    group = Prefixes({}, [], [[]] * 2, empty, [False] * 2, [1.0, 0.0], empty, [[2, 4], [2]])
+    group = replace(group, continued=[[[1.0, 2.0], [5.0, 6.0]], [[3.0, 4.0]]])
+    unsure = replace(group, scores=[None, 0.0])
     closest = [[Mock(distance=0.1), Mock(distance=0.2)], [Mock(distance=0.4)]]
-    spans = prefixes.span_table([found, unsure], [closest] * 2)
-    rows = spans[["success", "distance", "right", "end"]].itertuples(index=False, name=None)
-    assert list(rows) == [(1.5, 0.1, 1, 2), (5.5, 0.2, 1, 4), (3.5, 0.4, 0, 2)]
+    rows = prefixes.span_table([group, unsure], [closest] * 2).to_numpy().tolist()
+    right = [[1, 0, 1, 2, 0.1, 1.5], [1, 1, 1, 4, 0.2, 5.5]]
+    assert rows == [*right, [2, 0, 0, 2, 0.4, 3.5], [4, 0, 0, 2, 0.4, 3.5]]
 
 
 # ---- the command ---------------------------------------------------------------------------------
@@ -198,20 +191,15 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     run_well(diagnose, flags)
     results = json.loads((tmp_path / "diagnose.json").read_text())
     assert {path.stem for path in tmp_path.glob("*.png")} == FIGURES
-    paths = sorted(tmp_path.glob("group-*.json"))
-    groups = [Prefixes(**json.loads(path.read_text())) for path in paths]
-    mixed = [group for group in groups if group.mixed]
-    spans = sum(sum(map(len, group.ends)) for group in mixed)
-    assert results["groups"] == len(groups) == 2 and results["spans"] == spans > 0
-    rows = files.read_lines(tmp_path / "samples.jsonl")
-    assert set(rows[0]["weights"]) == {"shear", "grpo", "oracle"}
-    assert results["truth"].keys() == {"shear", "grpo", "oracle"}
+    assert results["groups"] == 2 and results["spans"] > 0
+    weights = files.read_lines(tmp_path / "samples.jsonl")[0]["weights"]
+    assert weights.keys() == results["truth"].keys() == {"shear", "grpo", "oracle"}
     made.reset_mock()
 
     # what comes after sampling is not of interest again
     monkeypatch.setattr(diagnose, "score_group", interrupt)
     assert diagnose.main(flags) == 130 and not made.called
-    gone = paths[1]
+    gone = tmp_path / "group-0001.json"
     before = gone.read_text()
     gone.unlink()
     assert diagnose.main(flags) == 130 and made.called and gone.read_text() == before
@@ -220,48 +208,36 @@ def test_a_run_has_every_figure_and_samples_nothing_twice(
     assert_refused(diagnose.main, [*flags, "--seed", "9"], "--seed 9: the groups in")
 
 
-def solutions(path, **changed) -> str:
-    """A file of two mixed groups and one that is not; the flags that read it."""
-    lines = []
-    for problem, labels in (("1+1?", [1, 0]), ("2+2?", [1, 1]), ("3+3?", [0, 1])):
-        for i, label in enumerate(labels):
-            row = dict(problem=problem, solution=TEXT.format(i), label=label, extra=0)
-            lines.append(json.dumps(row | (changed if not lines else {})))
-    path.write_text("\n".join(lines) + "\n")
-    return f"--rollouts {path} --window 16 --stride 8"
-
-
 def test_solutions_from_a_file_are_encoded_once_and_not_continued(
     qwen_folder, tmp_path, monkeypatch, capsys
 ):
-    """Fig. 10 and the page's samples are made.
+    """Of two mixed groups and another, Fig. 10 and the page's samples are made.
 
     What needs continuations is left out, and named.
     """
-    flags = solutions(tmp_path / "s.jsonl")
+    lines = []
+    for problem, labels in (("1+1?", [1, 0]), ("2+2?", [1, 1]), ("3+3?", [0, 1])):
+        for i, label in enumerate(labels):
+            lines.append({"problem": problem, "solution": TEXT.format(i), "label": label})
+    files.write_rows(tmp_path / "s.jsonl", lines)
+    flags = f"--rollouts {tmp_path}/s.jsonl --window 16 --stride 8 --groups 1 --model {qwen_folder}"
     out = tmp_path / "out"
     replace_sampler(monkeypatch, None, "lab.studies.prefixes")
-    run_well(diagnose, flags, "--groups 1 --model", qwen_folder, "--out", out)
-    printed = capsys.readouterr().out
+    run_well(diagnose, flags, "--out", out)
+    assert "left out: Figs. 1, 3, 9" in capsys.readouterr().out
     results = json.loads((out / "diagnose.json").read_text())
-    assert "left out: Figs. 1, 3, 9" in printed
-    assert {path.stem for path in out.glob("*.png")} == {"fig_10"}
     assert results["fig_10"] == {"mixed": 2 / 3, "accuracies": [0.5, 1], "groups": [2, 1]}
-    assert "fig_1a" not in results and results["truth"] == {}
     right, wrong = files.read_lines(out / "samples.jsonl")
-    assert (right["score"], wrong["score"], wrong["response"]) == (1, 0, TEXT.format(1))
+    assert (right["score"], wrong["score"]) == (1, 0) and wrong["spans"]
     assert "".join(wrong["tokens"]) == TEXT.format(1)
-    assert wrong["spans"] and wrong["weights"].keys() == {"shear", "grpo"}
 
 
 def test_truth_is_told_over_all_groups():
     """At equal position the token from the first error on has the larger weight; among all not."""
-    weights = {"shear": torch.tensor([[0.1, 0.9, 0.4], [0.5, 0.2, 0.3]])}
     whole = torch.ones(1, 3, dtype=torch.bool)
-    batches = []
-    for row, first_error in enumerate((1, 2)):
-        of_row = {"shear": weights["shear"][[row]]}
-        batches.append((of_row, whole, torch.tensor([first_error])))
+    one = {"shear": torch.tensor([[0.1, 0.9, 0.4]])}
+    two = {"shear": torch.tensor([[0.5, 0.2, 0.3]])}
+    batches = [(one, whole, torch.tensor([1])), (two, whole, torch.tensor([2]))]
     found = diagnose.truth_of("shear", batches)
     assert found["auc_matched"] == 1  # 0.9 against 0.2
     assert found["auc"] == pytest.approx(7 / 9)  # 0.9, 0.4, 0.3 against 0.1, 0.5, 0.2

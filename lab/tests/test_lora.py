@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 from adapters import add_adapter, fill_adapter
-from builders.commands import run_well, words_of
+from builders.commands import BRIEF_FLAGS, run_well
 from builders.near import assert_near
 from builders.runs import assert_same_run
 from builders.small_models import save_model
@@ -35,8 +35,7 @@ def test_an_adapter_starts_as_nothing_and_can_be_switched_off(tiny):
         1 / 0  # noqa: B018 - something fails
     assert torch.equal(model(IDS).logits, moved) and not torch.equal(moved, plain)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-    assert all(".lora_" in name for name in trained)
-    assert len(trained) == 2 * 2 * 7  # A and B, layers, linear maps
+    assert trained and all(".lora_" in name for name in trained)
 
 
 def test_a_saved_model_needs_no_adapter(tiny, tmp_path):
@@ -52,9 +51,7 @@ def test_a_saved_model_needs_no_adapter(tiny, tmp_path):
     again, loading = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True)
     assert not loading["missing_keys"] and not loading["unexpected_keys"]
     assert_near(again(IDS).logits, model(IDS).logits, 1e-5)
-    assert (
-        AutoTokenizer.from_pretrained(tmp_path)("a=1")["input_ids"] == tokenizer("a=1")["input_ids"]
-    )
+    assert AutoTokenizer.from_pretrained(tmp_path).get_vocab() == tokenizer.get_vocab()
 
 
 def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
@@ -63,13 +60,11 @@ def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
     The base does not move, the saved model does.
     """
     save_model(tmp_path / "start", toy.make_model(1, seed=0))
-    flags = "--task embedded --prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 2"
-    flags += " --heldout 8 --eval-groups 2 --toy-lines 1 --lr 1e-2 --save-every 1 --method arca"
-    flags += " --use lab.tools.lora:rank=2 --use builders.alternating"
+    flags = "--lr 1e-2 --save-every 1 --method arca --use lab.tools.lora:rank=2"
     whole = tmp_path / "whole"
     cut = tmp_path / "cut"
-    places = words_of("--model", tmp_path / "start", "--out", tmp_path)
-    run_well(train, flags, places, "--steps 2 --name whole")
+    places = ["--model", tmp_path / "start", "--out", tmp_path, "--name whole"]
+    run_well(train, BRIEF_FLAGS, flags, places, "--steps 2")
     shutil.copytree(whole, cut)
     shutil.rmtree(cut / "model")
     (tmp_path / "start").rename(tmp_path / "moved")  # the checkpoint has what it needs
@@ -82,5 +77,5 @@ def test_a_run_trains_the_adapter_alone_and_goes_on_after_a_cut(tmp_path):
         AutoModelForCausalLM.from_pretrained(folder).state_dict()
         for folder in (tmp_path / "moved", whole / "model")
     )
-    changed = {name.split(".")[-2] for name in end if not torch.equal(start[name], end[name])}
-    assert changed == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+    changed = {name for name in end if not torch.equal(start[name], end[name])}
+    assert changed == {name for name in end if name.endswith("_proj.weight")}

@@ -41,23 +41,16 @@ def test_its_cells_run(cells, taught, monkeypatch, capsys):
     monkeypatch.chdir(LEARN)
     monkeypatch.setattr(sys, "path", [*sys.path])
     names = {}
-    smaller = 0
     for cell in cells:
         source = "".join(cell["source"])
         for sizes, small in SMALLER.items():
-            smaller += sizes in source
             source = source.replace(sizes, small)
         exec(source, names)
     figures = len(plt.get_fignums())
     plt.close("all")
+    printed = capsys.readouterr().out
     if "curves" in names:
-        assert smaller == 2 and figures == len(names["curves"]) + 1 == 8
-        assert "before each update of the first step: 0.0000, 0.0" in capsys.readouterr().out
-        return
-    assert smaller == 1 and figures == 3
-    omega = names["omega"]
-    mask = names["mask"]
-    assert (omega[mask] > 0).all() and not omega[~mask].any() and 0 < names["correct"].sum() < 8
-    assert [*names["changes"]] == ["GRPO", "SHEAR", "SHEAR, mean weight 1"]
-    assert abs(names["changes"]["GRPO"]["wrong, from it on"]) < 0.1  # a mean over tokens, no sum
-    assert "mean change of log-probability" in capsys.readouterr().out
+        assert figures == len(names["curves"]) + 1 == 8
+        assert "before each update of the first step: 0.0000, 0.0" in printed
+    else:
+        assert figures == 3 and "mean change of log-probability" in printed

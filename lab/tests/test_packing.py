@@ -13,27 +13,21 @@ from builders.small_models import FAMILIES, family_model, small_gpt2
 from transformers import AttentionInterface
 
 from base.errors import BadInput
-from grpo import PADDED, Policy, Rollouts, score
+from grpo import PADDED, Policy, score
 from harness import fsdp
 from lab.fast import packing
 from lab.fast.generate import read_prompts
 from lab.fast.packing import packing_of
 
 
-@pytest.fixture
-def ragged() -> Rollouts:
-    return unlike_rollouts()
-
-
 @pytest.mark.parametrize("packs, recompute, rank", [(0, False, 0), (1, False, 0), (1, True, 2)])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_micro_batches_of_any_size_are_one_rollout_at_a_time(
-    family, packs, recompute, rank, ragged
-):
+def test_micro_batches_of_any_size_are_one_rollout_at_a_time(family, packs, recompute, rank):
     """Padded or packed, log-probabilities and gradients are the same to 1e-5.
 
     This also holds with an adapter that is not zero.
     """
+    ragged = unlike_rollouts()
     plain = family_model(family, spread=0.3)
     if rank:
         add_adapter(plain, rank)
@@ -41,7 +35,7 @@ def test_micro_batches_of_any_size_are_one_rollout_at_a_time(
     policy = Policy(model, packing_of(model) if packs else PADDED)
     if recompute:
         fsdp.recompute_layers(model)
-    assert policy.layout == ((packing.pack_rollouts, packing.pack) if packs else PADDED)
+    assert (policy.layout == PADDED) != packs
     pulls = torch.randn(ragged.ids.shape)
     expected, gradient = gradients(Policy(plain), ragged, pulls, at_once=1)
     for at_once in (2, 8):
@@ -51,13 +45,14 @@ def test_micro_batches_of_any_size_are_one_rollout_at_a_time(
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_rollouts_of_one_prompt_compute_with_it_once(family, ragged, monkeypatch):
+def test_rollouts_of_one_prompt_compute_with_it_once(family, monkeypatch):
     """Wherever they stand in a micro-batch, all is as with one rollout at a time.
 
     That is log-probabilities, entropies, states and gradients. Two prompts differ in their
     padding's mask alone, two in their ids.
     """
     monkeypatch.setattr(packing, "SHORT", 0)
+    ragged = unlike_rollouts()
     # the prompt of each rollout, of 3, 9 and 9 tokens
     of_row = torch.tensor([2, 0, 1, 2, 1, 2, 2, 0])
     ids = ragged.prompt_ids[of_row // 2]

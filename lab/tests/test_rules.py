@@ -9,20 +9,18 @@ import torch
 from builders.case_files import cases
 from builders.commands import words_of
 from builders.rollouts import pad_more
-from builders.runs import ALONE, config_from, recipe_with, run_of
+from builders.runs import ALONE, config_from
 from builders.small_models import save_model
 from crediting import assign, with_rewards
 from torch.testing import assert_close
 
 import train
-from base.errors import BadInput
 from credit.batch import Batch
 from credit.rules import RULES
 from grpo import to_padded
 from harness.run import load_run, prepare_rule
 from lab.rules import adapter, prm
 from lab.tools import teacher
-from tasks.task import Task
 
 LAB_CASES = Path(__file__).parent / "cases"
 WITH_ADAPTER = {name for name in RULES if RULES[name].prepare is adapter.needs_adapter}
@@ -66,6 +64,10 @@ def test_every_rule_gives_finite_token_advantages_that_padding_and_order_leave_a
     assert (ours[4:].abs().max() == 0) == (rule != "pure")
     # if it weighs, tokens of right rollouts are never punished, of wrong ones never rewarded
     assert (ours * told.A >= 0).all() or not RULES[rule].weighs
+    # `negative` is a factor of wrong rollouts alone
+    torch.manual_seed(5)
+    scaled = assign("scaled", told, f"of={rule}", "negative=.25")
+    assert_close(scaled, torch.where(told.correct[:, None], ours, 0.25 * ours))
     if not RULES[rule].needs_states:
         torch.manual_seed(5)
         assert torch.equal(assign(rule, replace(told, hidden=None)), ours)
@@ -92,13 +94,10 @@ PASSES = {"oar-g": 2 * 4, "oar-p": 2 * 4, "arca": 1, "own-baseline": 1}
 
 @pytest.mark.parametrize("rule", [*RULES])
 def test_a_rule_pays_for_its_own_passes_and_leaves_gradients_alone(rule, told):
-    """Forward passes are counted in tokens; every parameter and its `.grad` stay as they were."""
+    """Forward passes are counted in tokens; no parameter's `.grad` is touched."""
     model = told.policy.model
     parameters = list(model.parameters())
-    before = [parameter.detach().clone() for parameter in parameters]
     trainable = [parameter.requires_grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
     seen = []
 
     def count(module, inputs, kwargs):
@@ -112,19 +111,8 @@ def test_a_rule_pays_for_its_own_passes_and_leaves_gradients_alone(rule, told):
     assign(rule, told, micro_tokens=90)
     hook.remove()
     assert all(tokens <= 90 for tokens in seen)
-    assert all((parameter.grad == 1).all() for parameter in parameters)
-    assert all(map(torch.equal, parameters, before))
+    assert all(parameter.grad is None for parameter in parameters)
     assert trainable == [parameter.requires_grad for parameter in parameters]
-
-
-@pytest.mark.parametrize("rule", [*RULES])
-def test_a_rule_can_be_scaled(rule, told):
-    """`negative` is a factor of wrong rollouts alone."""
-    torch.manual_seed(5)
-    plain = assign(rule, told)
-    torch.manual_seed(5)
-    ours = assign("scaled", told, f"of={rule}", "negative=.25")
-    assert_close(ours, torch.where(told.correct[:, None], plain, 0.25 * plain))
 
 
 # ---- before the first step -----------------------------------------------------------------------
@@ -158,12 +146,3 @@ def test_a_rule_that_lacks_what_it_needs_is_refused(case, assert_refused, qwen_f
     words = words_of(flags, "--out", tmp_path, "--name mine")
     assert_refused(train.main, words, case["words"])
     assert not (tmp_path / "mine" / "metrics.jsonl").exists()
-
-
-@pytest.mark.parametrize("rule", ["oar-g", "prm"])
-def test_rules_that_need_a_box_are_refused_for_programs(rule, tiny, tmp_path):
-    """They would give A to every token, or score what is no step."""
-    task = Task("code", [], [], None, None, reference="tests")
-    run = run_of(recipe_with(method=rule), task, tiny[0], tiny[1])
-    with pytest.raises(BadInput, match=f"--method {rule}: needs an answer in a box, and programs"):
-        prepare_rule(run, tmp_path)

@@ -39,17 +39,18 @@ def asked(tiny):
     return rollouts_of(tokenizer, prompts[:5], TEXTS), context
 
 
-def encoded(tokenizer, text: str) -> Rollouts:
-    """The text as one response without a prompt and without a stop token."""
-    ids = torch.tensor([tokenizer(text)["input_ids"]])
-    mask = torch.ones_like(ids).bool()
-    return Rollouts(ids[:, :0], mask[:, :0], ids, mask, torch.zeros(1).bool(), [text])
+def answers_of(rollouts: Rollouts, context) -> list[tuple]:
+    """Of each answer: row, tokens before it, ids of prompt and response, where the response starts.
 
-
-def whole(rollouts: Rollouts, row: int) -> tuple[torch.Tensor, int]:
-    """Prompt and response of one rollout, (S,), and where the response starts."""
-    prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]
-    return torch.cat([prompt, rollouts.ids[row][rollouts.mask[row]]]), len(prompt)
+    Last come the places that predict the answer.
+    """
+    found = []
+    for row, answer in answer_places(context.tokenizer, rollouts).items():
+        prompt = rollouts.prompt_ids[row][rollouts.prompt_mask[row]]
+        ids = torch.cat([prompt, rollouts.ids[row][rollouts.mask[row]]])  # (S,)
+        places = torch.arange(answer.start, answer.end) + len(prompt) - 1
+        found.append((row, answer.reasoning, ids, len(prompt), places))
+    return found
 
 
 # ---- where the answer stands ---------------------------------------------------------------------
@@ -75,31 +76,22 @@ def change_of(model, ids, places, embeddings, others, probe: str) -> float:
     return (clean - other).gather(-1, ids[places + 1][:, None]).mean().item()
 
 
-def places_of(answer: Answer, offset: int) -> torch.Tensor:
-    """Where the answer's tokens are predicted."""
-    return torch.arange(offset + answer.start - 1, offset + answer.end - 1)
-
-
 @PROBES
 def test_importance_by_masking_is_that_of_one_token_at_a_time(asked, probe):
     """Micro-batches of two masked copies give the same, and 0 outside of the reasoning."""
     rollouts, context = asked
-    answers = answer_places(context.tokenizer, rollouts)
     model = copy.deepcopy(context.policy.model).double()
-    expected = torch.zeros(rollouts.mask.shape)
     embed = model.get_input_embeddings()
-    for row, answer in answers.items():
-        ids, offset = whole(rollouts, row)
-        for token in range(answer.reasoning):
+    expected = torch.zeros(rollouts.mask.shape)
+    for row, reasoning, ids, offset, places in answers_of(rollouts, context):
+        for token in range(reasoning):
             masked = ids.clone()
             masked[offset + token] = 0
-            places = places_of(answer, offset)
             change = change_of(model, ids, places, embed(ids), embed(masked), probe)
             expected[row, token] = max(0.0, change)
-    for micro_tokens in (100, 100_000):
-        context = replace(context, micro_tokens=micro_tokens)
-        ours = salience.importance_by_masking(rollouts, context, answers, probe)
-        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-3)
+    answers = answer_places(context.tokenizer, rollouts)
+    ours = salience.importance_by_masking(rollouts, context, answers, probe)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-3)
 
 
 @PROBES
@@ -110,23 +102,22 @@ def test_importance_by_gradient_is_the_difference_that_a_small_step_makes(asked,
     """
     rollouts, context = asked
     answers = answer_places(context.tokenizer, rollouts)
-    noise = 1e-2
-    ours = salience.importance_by_gradient(rollouts, context, answers, probe, noise)
+    ours = salience.importance_by_gradient(rollouts, context, answers, probe, noise=1e-2)
     model = copy.deepcopy(context.policy.model).double()
-    for row, answer in answers.items():
-        ids, offset = whole(rollouts, row)
+    for row, reasoning, ids, offset, places in answers_of(rollouts, context):
         embeddings = model.get_input_embeddings()(ids).detach()
-        moved = noise * salience._fixed_noise(answer.reasoning, embeddings.float(), 4)
-        for token in (0, 3, answer.reasoning - 1):
-            changes = []
-            for step in (1e-2, -1e-2):  # norms and softmax stay float32 in a float64 model
-                noisy = embeddings.clone()
-                noisy[offset : offset + answer.reasoning] += moved
-                noisy[offset + token] += step * embeddings[offset + token]
-                places = places_of(answer, offset)
-                changes.append(change_of(model, ids, places, embeddings, noisy, probe))
-            slope = abs(changes[0] - changes[1]) / 2e-2
+        noisy = embeddings.clone()
+        noise = salience._fixed_noise(reasoning, embeddings.float(), context.step)
+        noisy[offset : offset + reasoning] += 1e-2 * noise
+        for token in (0, reasoning - 1):
+            step = torch.zeros_like(embeddings)
+            # norms and softmax stay float32 in a float64 model
+            step[offset + token] = 1e-2 * embeddings[offset + token]
+            up, down = (
+                change_of(model, ids, places, embeddings, moved, probe)
+                for moved in (noisy + step, noisy - step)
+            )
+            slope = abs(up - down) / 2e-2
             assert ours[row, token].item() == pytest.approx(slope, rel=2e-2, abs=1e-6)
-        assert ours[row, : answer.reasoning].min() > 0
-        assert ours[row, answer.reasoning :].abs().max() == 0
+        assert ours[row, reasoning:].abs().max() == 0
     assert ours[1].abs().max() == 0

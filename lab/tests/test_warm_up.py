@@ -26,12 +26,16 @@ def test_a_warm_up_shows_solutions_of_what_is_trained_on(flags):
     """Each is shown with its answer in a box; held-out problems and those without never are."""
     run = load_run(config_from(flags), ALONE)
     options = run.hooks.warm_up(run.context).keywords  # of `imitate`
-    problems = [options["make"]() for _ in range(200)]
-    shown = [(problem["problem"], options["show"](problem)) for problem in problems]
-    due = {f"{i}?": f"so {i}\n\\boxed{{{i}}}" for i in range(1, 10)}
-    assert len(due) > len(set(shown)) and dict(shown).items() <= due.items()
-    trained_on = {row["problem"] for row in run.context.task.train}
-    assert dict(shown).keys() == trained_on - {"0?"}
+    shown = {}
+    for _ in range(200):
+        problem = options["make"]()
+        shown[problem["problem"]] = options["show"](problem)
+    assert shown == {
+        row["problem"]: f"so {row['answer']}\n\\boxed{{{row['answer']}}}"
+        for row in run.context.task.train
+        if "solution" in row
+    }
+    assert not shown.keys() & {row["problem"] for row in run.context.task.heldout}
 
 
 def test_a_warm_up_without_solutions_or_steps_is_refused(flags, tmp_path, assert_refused):

@@ -3,18 +3,19 @@
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
-from builders.runs import config_from, credit_by
+from builders.rollouts import batch_of
+from builders.runs import credit_by, recipe_with
 from datasets import Dataset
 from huggingface_hub import constants
 from peft import LoraConfig
 from transformers import PrinterCallback
 from trl import GRPOConfig, GRPOTrainer
 
-from credit.batch import Batch
 from grpo import Policy, Rollouts, cat_padded, score
 from lab.bridges import trl_shear
 from lab.bridges.trl_shear import ShearGRPOTrainer
@@ -74,8 +75,6 @@ def make_trainer(
         per_device_train_batch_size=rows,
         num_generations=GROUP,
         max_completion_length=24,
-        disable_tqdm=True,
-        log_level="error",
         bf16=False,
         learning_rate=1e-3,
         max_steps=3,
@@ -111,12 +110,11 @@ def trained(kind: type, rows: int, case: dict) -> tuple[dict[str, torch.Tensor],
 def differences(rows: int, case: dict) -> list[str]:
     """What differs, to the bit, between TRL's trainer and ours with weights of 1."""
     weights, logged = trained(GRPOTrainer, rows, case)
-    kept = trl_shear.token_advantages
-    trl_shear.token_advantages = lambda ones, hidden, mask, correct, **options: mask.float()
-    try:
+    equal = patch.object(
+        trl_shear, "token_advantages", lambda ones, states, mask, *_, **sizes: mask.float()
+    )
+    with equal:
         our_weights, our_logged = trained(ShearGRPOTrainer, rows, case)
-    finally:
-        trl_shear.token_advantages = kept
     assert logged and any(entry["grad_norm"] > 0 for entry in logged)  # or nothing is compared
     names = [name for name in weights if not torch.equal(weights[name], our_weights[name])]
     return names + [
@@ -182,14 +180,10 @@ def check_omega(batches: list[dict]) -> float:
     scored = score(
         Policy(toy.make_model(2, seed=1)), rollouts, temperature=1.0, micro_tokens=10_000
     )
-    ones = torch.ones_like(verdicts)
-    groups = len(verdicts) // GROUP
-    batch = Batch(
-        replace(rollouts, mask=inside), verdicts, ones, GROUP, [{}] * groups, [""] * len(verdicts)
-    )
+    batch = batch_of(verdicts, replace(rollouts, mask=inside), GROUP)
+    batch.advantages = torch.ones_like(verdicts)
     batch.hidden = scored.hidden[inside[completions]]
-    options = config_from([f"--{name}={value}" for name, value in SIZES.items()])
-    expected = credit_by(options, batch)
+    expected = credit_by(recipe_with(**SIZES), batch)
     assert ((expected > 0) & (expected != 1)).any()
     omega = joined("omega")
     assert (omega[mask & ~inside] == 1).all()  # no verdict, no weight
