@@ -224,9 +224,7 @@ def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen):
         do_sample=False, top_k=1, top_p=0.1, min_p=0.5, **penalties
     )
     draws = 6_000
-    rollouts = rollout(
-        model, tokenizer, ["x"], draws, max_tokens=1, temperature=0.2
-    )
+    rollouts = rollout(model, tokenizer, ["x"], draws, max_tokens=1, temperature=0.2)
     with torch.no_grad():
         logits = model(torch.tensor([tokenizer("x")["input_ids"]])).logits[0, -1]
     expected = draws * (logits.double() / 0.2).softmax(-1)
