@@ -114,7 +114,7 @@ def sinkhorn(
         raise ValueError(f"cost / eps is not finite between two points with mass (eps = {eps})")
     rows = a.reshape(-1, n).T
     columns = b.reshape(-1, m).T
-    if (scaled < 0.01).all():  # float32 would round away costs that are far below eps
+    if (scaled.abs() < 0.01).all():  # float32 would round away costs that are far below eps
         scaled = scaled.double()
         rows = rows.double() / rows.double().sum(0)
         columns = columns.double() / columns.double().sum(0)

@@ -8,7 +8,7 @@ math-verify's own parser, and math-verify's `verify` decides, except for what it
 (`_same`).
 
   - A unit may be missing on either side, and so may its power: 5 cm is right for 5 and for 5 cm^2.
-    Two different units that are known (`SYMBOL`) are wrong: 5 cm for 5 m. A percent sign may be
+    Two different units that are known (`KNOWN`) are wrong: 5 cm for 5 m. A percent sign may be
     missing on one side.
   - Words are compared as words, without capitals, spaces and full stops. So are texts with a colon
     on both sides: half past four is not the ratio 4:30.
@@ -51,7 +51,7 @@ from sympy.concrete.expr_with_limits import ExprWithLimits
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
-from grading.spelling import HEDGE, SYMBOL, TUPLE, UNIT, UNIT_NAMES, respell, rewrite
+from grading.spelling import HEDGE, KNOWN, TUPLE, UNIT, UNIT_NAMES, respell, rewrite
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)  # it warns that there is no time limit
 
@@ -139,7 +139,7 @@ def _equal(answer: str, gold: str) -> bool:
     gold_numbers, gold_units = _quantities(gold)
     if len(numbers) > 1 or len(gold_numbers) > 1:
         return units == gold_units and all(map(_equal_values, numbers, gold_numbers))
-    known = re.fullmatch(rf"({SYMBOL}\s?)+;({SYMBOL}\s?)+", ";".join(units + gold_units))
+    known = re.fullmatch(rf"({KNOWN}\s?)+;({KNOWN}\s?)+", ";".join(units + gold_units))
     if known and units != gold_units:
         return False
     if condition and gold_condition and condition != gold_condition:

@@ -59,7 +59,7 @@ UPRIGHT = (
 )
 SYMBOL = (
     r"(?:[kcdmμnMG]?(?:m|g|s|L|l|N|J|W|V|A|Pa|Hz|Ω|mol|cal|eV|Wh|Ah)|"
-    r"[kKMGT]B|ha|gal|qt|pt|dB|rpm|h|hr|min|sec|d|ft|in|yd|mi|lbs?|oz|mph|K|C|F|USD|EUR|INR|cents|deg|%)"
+    r"[kKMGT]B|dB|rpm|h|hr|min|sec|d|ft|in|yd|mi|lbs?|oz|mph|K|C|F|USD|EUR|INR|cents|deg|%)"
 )
 GROUP = r"(?:[^{}]|\{[^{}]*\})*"
 # what stands between a round bracket and its counterpart
@@ -69,16 +69,18 @@ KEYBOARD = [
     (r"(?<=[\w)}\]])\s?\*\*\s?(?=[\w({\\-])", "^"),
     (r"(?<=[\w)}\]])\s?\*\s?(?=[\w({\\-])", r"\\cdot "),
     (r"(?<=[0-9])\s?x\s?(?=10\s?\^)", r"\\times "),
-    (r"\+\s?/\s?-|^\+-|\+-(?=\s?\\?sqrt)", r"\\pm "), (">=", r"\\geq "), ("<=", r"\\leq "),
-    (r"(?<![\\A-Za-z{])(pi|alpha|beta|gamma|delta|theta|lambda|sigma|phi|omega)(?![A-Za-z]|\s[A-Za-z]{3})",
-     r"\\\1 "),
-    (r"(?<![\\A-Za-z])(sqrt)(?=\s?[0-9(a-z\\])", r"\\\1 "),
+    (r"\+\s?/\s?-|(?:^|(?<==))\+-|\+-(?=\s?\\?sqrt)", r"\\pm "),
+    (">=", r"\\geq "), ("<=", r"\\leq "),
+    (r"(?<=[0-9])\s?pi(?![A-Za-z])", r"\\cdot \\pi "),  # 4/3 pi is 4/3 of it
+    (r"(?<![\\A-Za-z])(?<!\\text\{)(pi|alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|rho|"
+     r"sigma|tau|phi|chi|omega)(?![A-Za-z]|\s[A-Za-z]{3}|,\s?[a-z]{2})", r"\\\1 "),
+    (r"(?<![\\A-Za-z])(sqrt)(?=\s?[0-9(A-Za-z\\{\[])", r"\\\1 "),
     (rf"(?<![\\A-Za-z])cbrt\({ROUND}\)", r"\\sqrt[3]{\1}"),
     (rf"(?<![\\A-Za-z])abs\({ROUND}\)", r"|\1|"),
-    (r"(?<![A-Za-z])log([0-9]+)\s?(?=\()", r"log_{\1}"),
+    (r"(?<![\\A-Za-z])log([0-9]+)\s?(?=\()", r"log_{\1}"),
     # a bracket after ^, _ and a root is its argument: 2^(n-1), a_(n+1)
     *[(rf"([\^_√]|\\sqrt(?:\[[^\[\]]*\])?)\s?\({ROUND}\)", r"\1{\2}"),
-      (r"([\^_])\[([^\[\]]*)\]", r"\1{\2}")] * 2,
+      (r"([\^_])\[([^\[\]]*)\]", r"\1{\2}")] * 4,
 ]  # fmt: skip
 TEX = [
     *CHARACTERS,
@@ -118,7 +120,7 @@ TEX = [
 # All digits of an exponent and of a denominator are one argument: x^12 is x^{12}, \frac112 is 1/12.
 TOKEN = re.compile(
     r"\\(?:begin|end|text)\{[^{}]*\}|\\sqrt\[[^\[\]]*\]|\\[A-Za-z]+\s?|\\.|(?<=\\log_)(?:10|[0-9])|"
-    r"(?<=[\^_])-?[0-9]+|"
+    r"(?<=\^)-?[0-9]*\.?[0-9]+|(?<=_)-?[0-9]+|"
     r"(?<=\\sqrt\s)[0-9.]+|(?<=\\sqrt)[0-9.]+|(?<=\\frac[0-9])[0-9]+|.",
     re.S,
 )
@@ -257,7 +259,7 @@ SPELLINGS: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"^(?:\\text\{)?(USD|EUR|INR|pounds)\}?\s?([0-9.,\s]+)$", r"\2\\text{\1}"),
     (r"(?:\\text\{)?\b(?:US|USD|EUR|pounds|GBP|INR|CAD|AUD|JPY|CHF|CNY|Rs)\b\.?\}?\s?(?=\\?\$|[0-9])|"
      r"\\?\$|¥", ""),  # and 1.5e3
-    (r"(?<![\w.])([0-9]*\.[0-9]+|[0-9]+(?=[eE]\+?[0-9]))(?:[eE]|\\text\{E\})\+?(-?[0-9]+)(?![\w.])",
+    (r"(?<![\w.])([0-9]*\.[0-9]+|[0-9]+(?=[eE][0-9]))(?:[eE]|\\text\{E\})\+?(-?[0-9]+)(?![\w.])",
      r"\1\\cdot10^{\2}"),
     # thousands: 1,000 beside a unit or in a list, and 1 000
     (r"(?:(?<=[=;])|(?<=[,;]\s)|(?<=d\s)|(?<=r\s)|^)"
@@ -316,30 +318,44 @@ HEDGE = (
     r"(?:one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|twenty)(?!-))"
 )
 NO_UNIT = rf"(?:and|or|not|but|for|at|if|when|where|with|[kMB](?!\}}\\Omega)|[ap]\.?m|{HEDGE})"
-# A plain word: of two letters, or of three without a vowel, if it is known to be one, as 2 rt and
-# 5 mgh are products. So are letters in the order of the alphabet: 3 abc.
+# A plain word. Of three letters it begins with a consonant and a vowel, as 5 mgh and 3 uvw are
+# products; other short ones are named.
 PLAIN_WORD = (
     r"(?!a?b?c?d?x?y?z?(?![A-Za-z]))"
-    r"(?:[A-Za-z][a-z]{3,}|(?=[A-Za-z]?[a-z]?[aeiou])[A-Za-z][a-z]{2}|tsp|ppl|pts|bpm|hrs|"
-    r"(?:yr|wk|pc|qt)s?|mo|ct|ox|of(?:\san?)?)"
+    r"(?:[A-Za-z][a-z]{3,}|[B-DF-HJ-NP-TV-Zb-df-hj-np-tv-z][aeiou][a-z]|tsp|ppl|pts|bpm|hrs|mph|kph|atm|"
+    r"psi|are|all|old|egg|ant|ice|oak|owl|arm|ear|eye|sky|fly|(?:yr|wk|pc|qt)s?|mo|ct|ox|the|of(?:\san?)?(?=\s))"
 )
-WORD = rf"(?!(?i:{NO_UNIT}|pi|ln|log|sin|cos|tan|exp|mod|mil|bil|doz)\b){PLAIN_WORD}"
+NUMBER_WORD = (
+    r"(?:thir|four|fif|six|seven|eigh|nine)teen|(?:thir|for|fif|six|seven|eigh|nine)ty|zero|score|"
+    r"(?:hundred|thousand|million|billion|trillion|dozen|third|fourth|fifth|sixth|seventh|eighth|ninth)s?|half"
+)
+NO_WORD = (
+    rf"{NO_UNIT}|{NUMBER_WORD}|pi|ln|log|(?:sin|cos|tan|cot|sec|csc)h?[xyz]?|arc[a-z]+|exp|mod|mi[lo]|bil|doz|"
+    r"hex|bin|neg|negative|wrong|incorrect|false|never|repeating|rep|nil|lac|max|per(?=\s[0-9])|cis|lim|sum|det|"
+    r"rem|div|inf(?:inity)?|sqrt|root"
+)
+WORD = rf"(?!(?i:{NO_WORD})\b){PLAIN_WORD}"
+# What something is counted per, in 60 miles/hour and 12/day.
+RATE = r"(?:second|minute|hour|day|week|month|year|person|mile|foot|gallon|pound|box|bag|page)s?\b"
 # Upright words; a plain unit, after a space if it has one letter; other words after a space.
 UNIT_ITEM = (
     rf"(?:\\text\{{(?!(?:squared|cubed|[eix-z]\b)|[^{{}}]*\b{NO_UNIT}\b|"
     r"[^{}]*[万亿百千十倍半余多约左右上下不非几])"
     r"[A-Za-z一-鿿\s.,/-]+\}|"
     r"(?:(?<=[0-9/({])(?:[kcm]m|kg|mg|m[lL]|ft|lbs?|oz|min|mph)|"
-    rf"(?:(?<=[0-9}})]\s)|(?<=\s[(\[])|(?<=[/{{])|(?<=t\s)|(?<=\\mu\s)|(?<=\\pi\s)(?=[a-z]{{2}})|"
+    rf"(?:(?<=[0-9}})]\s)|(?<=\s[(\[])|(?<=[/{{])|(?<=t\s)|(?<=\\mu\s)|(?<=\\pi\s)(?=[cmk]m|yd)|"
     rf"(?<=[mgsNJWVAh}}]\s)){SYMBOL}|"
-    rf"(?:(?<=[0-9a-z}})]\s)|(?<=\s[(\[])|(?<=[0-9a-z]/))"
-    rf"(?!(?<=[0-9}}]\s)(?:squared|cubed)\b){WORD})(?![A-Za-z'])|"
+    rf"(?:(?<=[0-9a-z}})]\s)|(?<=\s[(\[]))"
+    rf"(?!(?<=[0-9}}]\s)(?:squared|cubed)\b){WORD}|(?<=[0-9a-z]/){RATE}|"
+    r"(?<=[0-9]\s)(?:ha|gal|qt|pt))(?![A-Za-z'])|"
     r"\\mu\s?|(?:\s?[kM])?\\Omega|\^\{\\circ\}(?:\s?[CF](?![a-z]))?)(?:\^\{-?[0-9]\})?"
 )
 UNIT = re.compile(
-    rf"((?:\s?(?:[(\[]|\\frac\{{)?|/(?=[a-z]{{4}}|day)){UNIT_ITEM}"
+    rf"(?<!\\cdot)(?<!\\cdot\s)((?:\s?(?:[(\[]|\\frac\{{)?|/(?={RATE})){UNIT_ITEM}"
     rf"(?:[\s/(){{}}\]]|\\cdot\s?|{UNIT_ITEM})*)"
 )
+# In one spelling, units of which two are different quantities.
+KNOWN = rf"(?:{SYMBOL}|yr|wk|mo|tsp|cup|ton|atm|bar|psi|rad|acre|ha|gal|qt|pt)"
 # Other spellings of units; powers do not count.
 UNIT_NAMES: list[tuple[str, str | Callable[[re.Match], str]]] = [
     (r"\^\{\\circ\}(?!\s?[CF])|\bdegrees?(?!\s[CF])", "deg"),
@@ -348,11 +364,15 @@ UNIT_NAMES: list[tuple[str, str | Callable[[re.Match], str]]] = [
      " "),
     (r"\\mu\W*", "μ"), (r"\b(k|c|m)(?:ilo|enti|illi)(?=[a-z]{4})", r"\1"),
     (r"(?:met(er|re)|gram|lit(er|re)|second|hour|volt|watt|joule|newton)s?\b", lambda m: m[0][0]),
-    (r"\bsecs?\b", "s"), (r"\bhrs?\b|小时", "h"), ("minutes?|分钟", "min"), ("inch(?:es)?", "in"),
+    (r"\bsecs?\b", "s"), (r"\bhrs?\b|小时", "h"), ("minutes?|mins|分钟", "min"),
+    ("inch(?:es)?", "in"),
     ("foot|feet", "ft"), ("pounds?|lbs", "lb"), ("L", "l"), ("dollars?", "USD"), ("euros?", "EUR"),
     ("[Cc]elsius", "C"), ("[Ff]ahrenheit", "F"), ("days?", "d"), ("miles?", "mi"),
     ("mph", "mi h"), ("yards?", "yd"), ("ounces?", "oz"), ("gallons?", "gal"),
     ("quarts?|qts", "qt"), ("pints?", "pt"), ("hectares?", "ha"), ("decibels?", "dB"),
+    (r"\b(kg|yd|cup|ton|acre)s\b", r"\1"), ("years?|yrs", "yr"), ("weeks?|wks", "wk"),
+    ("months?", "mo"),
+    ("kB", "KB"), ("teaspoons?", "tsp"), ("radians?", "rad"),
     ("kilobytes?", "KB"), ("megabytes?", "MB"), ("gigabytes?", "GB"), ("terabytes?", "TB"),
 ]  # fmt: skip
 

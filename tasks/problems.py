@@ -61,10 +61,10 @@ FILTERS = {"math": " of levels 3 to 5, or of none", "code": ' of ability "code",
 NAMED = 5  # rows, at most, that a warning names
 # Rows of MATH have these columns; those of levels 1 and 2 are left out.
 MATH_COLUMNS = {"gt_answer", "level"}, {"solution", "level", "type"}, {"level", "unique_id"}
-LEVELS = re.compile(r"(None)?|\D*[345](\.0)?")  # none, 4, "4", "Level 4"; not "Level ?"
+OTHER_LEVEL = re.compile(r"(Level )?[12?](\.0)?")  # 1, "2", "Level 1", "Level ?"
 # What a chat template writes: <|im_start|>, DeepSeek's, Gemma's, Mistral's and Llama's.
 TEMPLATE_MARK = re.compile(
-    r"<\|\w{3,}\|>|<\uff5c[^<>]+>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
+    r"<\|(?:im_|start|end|eot|begin|user|assistant|system)\w*\|>|<\uff5c[^<>]+>|<(?:start|end)_of_turn>|\[/?INST\]|<</?SYS>>"
 )
 
 
@@ -159,7 +159,7 @@ def _is_wanted(row: dict, kind: str) -> bool:
     """Whether a row is none of MATH's of another level, and has no other task's ability."""
     columns = _columns(row)
     is_math = kind == "math" and any(names <= columns.keys() for names in MATH_COLUMNS)
-    if is_math and not LEVELS.fullmatch(str(columns["level"])):  # a CSV has "" for none
+    if is_math and OTHER_LEVEL.fullmatch(str(columns["level"])):
         return False
     ability = str(row.get("ability"))
     return ability == kind or ability not in REFERENCES
@@ -191,7 +191,7 @@ def as_problem(row: dict, kind: str) -> dict:
         return {"problem": problem, "tests": tests}
     solution = columns.get("solution")
     answers = [truth, *map(columns.get, ANSWER), boxed_answer(solution)]
-    answer = _first_text(list(map(read_answer, answers)))
+    answer = _first_text(map(read_answer, answers))  # one after another
     if answer is None:
         raise lacks(row, '"answer", non-empty text, or "solution" with a \\boxed{}')
     found = {"problem": problem, "answer": answer}
@@ -213,7 +213,7 @@ def _user_message(prompt: object) -> str | None:
     return None
 
 
-def _first_text(values: list) -> str | None:
+def _first_text(values: Iterable) -> str | None:
     """The first value that is non-empty text; None if there is none."""
     return next(filter(is_text, values), None)
 

@@ -14,18 +14,20 @@ from collections.abc import Callable
 from decimal import Decimal
 from numbers import Number
 
-from grading.spelling import CHARACTERS, PLAIN_WORD, UNIT, respell, rewrite
+from grading.spelling import CHARACTERS, KEYBOARD, PLAIN_WORD, UNIT, respell, rewrite
 from rewards import Verdict, last_box, verdict
 
 # TeX's \boxed 2: up to the next space or the end of the formula, without a full stop
-UNBRACED = re.compile(r"\\boxed(?![a-zA-Z])\s*+([^\s{$][^\s$]*?)[.,;]*(?=\s|\$|\\[)\]]|\Z)")
+UNBRACED = re.compile(r"\\boxed(?![a-zA-Z])\s*+([^\s{$](?:(?!\\[)\]])[^\s$])*+)")
 # What a spreadsheet shows where a formula failed, and where nobody has filled in a cell.
-NO_ANSWER = re.compile(r"#[A-Z/0]+[!?]?|err:[0-9]+|n/a|nan|null|tbd|todo|\?+", re.I)
+NO_ANSWER = re.compile(
+    r"#[A-Z/0]{2,}[!?]?|err:[0-9]+|n/?a|nan|null|tb[ad]|todo|\?+|[-\u2014]|\.{3}", re.I
+)
 
 # About 5, ca. 5 m. Not ~5 and ≈5, which are 5 to the grader.
 HEDGED = re.compile(
     r"(?:\\text\{)?\s*(?:about|around|approximately|roughly|nearly|almost|circa|(?:ca|approx)\b\.?)"
-    r"\b\W*(?=[^A-Za-z]*[0-9])",
+    r"\b(?=[^A-Za-z]*[0-9])",
     re.I,
 )
 # 2,5 l or 2,5. In 2, 5 it is a list; 2,500 l and 1,2,3 are no decimals.
@@ -38,10 +40,15 @@ GROUPED = re.compile(
     r"\W*[0-9]{1,3}(?:(?:['\u2019_·][0-9]{3})+|(?:\.[0-9]{3})+,[0-9]+|(?:\.[0-9]{3}){2,})(?![0-9])"
 )
 UNDEFINED = re.compile(r"undefined|unknown|none", re.I)
-MARKED = re.compile(r"[*_`':;,]|.*(?:[*_`:;,]|\\n)$|.*(?:</?[a-z]+>|&[a-z]+;|//|\s#)")
-CALCULATED = re.compile(r"[-+*/0-9.\s()]*[0-9]\s?[-+*/][-+*/0-9.\s()]*=[^=]*$")
+MARKED = re.compile(
+    r"[`':;,]|\*(?!\*[^*])|__|[^\\^]*(?<!\*)[*_`:;,]$|.*(?:\\n$|</?(?:b|i|p|br|div|span)>|&[a-z]+;|//|\s#)"
+)
+CALCULATED = re.compile(r"(?=.*=)[-+*/0-9.\s()]*+=[^=A-Za-z]*$")
 # in the one spelling: what is no word there, although it has letters
-NO_WORD = re.compile(r"\\(?:begin|end|text|mathbb)\{[^{}]*\}|\\[A-Za-z]+|\b(?:and|or)\b")
+NO_WORD = re.compile(
+    r"\\(?:begin|end|text|mathbb)\{[^{}]*\}|\\[A-Za-z]+|_\{(?:prime)+\}|\b(?:and|or)\b"
+)
+LONGEST = 300  # characters of an answer that is looked at: some patterns take quadratic time
 
 
 def read_answer(value: object) -> object:
@@ -65,14 +72,22 @@ def boxed_answer(solution: object) -> str | None:
     r"""The last box of a solution as MATH's authors write it, also as \boxed 2 or \fbox{2}."""
     if not isinstance(solution, str):
         return None
-    return last_box(UNBRACED.sub(r"\\boxed{\1}", solution.replace(r"\fbox", r"\boxed")))
+
+    def braced(match: re.Match) -> str:
+        return rf"\boxed{{{match[1].rstrip('.,;')}}}"
+
+    return last_box(UNBRACED.sub(braced, solution.replace(r"\fbox", r"\boxed")))
 
 
 def equals_no_number(answer: str) -> bool:
     """Whether an answer holds a number, and words that the grader does not read as its unit."""
-    text = respell(answer)
+    try:
+        text = respell(answer)
+    except (IndexError, RecursionError):  # an argument is missing; `lab.tools.answers` names it
+        return False
     pieces = UNIT.split(text)  # number, unit, number, unit, rest
-    is_quantity = len(pieces) > 1 and not pieces[-1] and "" not in pieces[:-1]
+    numbers = pieces[:-1:2]
+    is_quantity = not pieces[-1] and all(re.search("[0-9]", number) for number in numbers)
     rest = NO_WORD.sub(" ", " ".join(pieces[::2]) if is_quantity else text)
     has_word = re.search(rf"(?<![A-Za-z])(?:{PLAIN_WORD}|is)(?![A-Za-z])", rest)
     return bool(has_word and re.search("[0-9]", rest))
@@ -91,6 +106,8 @@ DOUBTS: list[tuple[Callable[[str], object], str]] = [
 
 def doubt_of(answer: str) -> str | None:
     """What the author of an answer should change, if no response may ever equal it, else None."""
+    if len(answer) > LONGEST:
+        return None
     return next((remedy for matches, remedy in DOUBTS if matches(answer)), None)
 
 
@@ -100,8 +117,9 @@ def doubt_of(answer: str) -> str | None:
 OPERATION = r"(?:[0-9)!}]|(?<![A-Za-z])[A-Za-z])[-+*/^]|\\sqrt|[0-9)]\(|\)[\w\\]"
 # Spellings of a calculation that are the same.
 CALCULATION = [
-    *CHARACTERS,
-    (r"(?<=[0-9A-Za-z)}])\s[A-Za-z]{2,}(?:\^?[0-9])?$", ""),  # a unit
+    *CHARACTERS, *KEYBOARD,
+    (r"(?<=[0-9])\s?x\s?(?=[0-9])", "*"),
+    (r"(?<=[0-9A-Za-z)}])(?:\s[A-Za-z]{2,}(?:\^?[0-9])?)+$", ""),  # a unit
     (r"\\(?:left|right|displaystyle|,|;|:|!|quad)(?![a-z])|\\?\$|[~\s]", ""),
     (r"\\text\{[^{}]*\}(?:\^\{?[0-9]\}?)?|\^\{?\\circ\}?|°", ""),
     (r"\\[dtc]?frac(?:\{([^{}]*)\}|([0-9]))(?:\{([^{}]*)\}|([0-9]))", r"\1\2/\3\4"),
@@ -110,7 +128,7 @@ CALCULATION = [
     (r"\\div(?![a-z])|÷", "/"), ("[{}]", ""),
     (r"^[A-Za-z](?:\([A-Za-z]\))?=", ""),  # a name
 ]  # fmt: skip
-NUMERAL = re.compile(r"-?([0-9]{0,30})(?:\\sqrt([0-9]{1,9}))?(?:/([0-9]{1,30}))?")
+NUMERAL = re.compile(r"-?([0-9]{0,30})(?:\\sqrt\s?(?:\[[0-9]+\])?([0-9]{1,9}))?(?:/([0-9]{1,30}))?")
 
 
 def without_copies(graded: Verdict, response: str, gold: str, problem: str) -> Verdict:
@@ -134,10 +152,15 @@ def is_copied(answer: str, gold: str, problem: str) -> bool:
     inside = re.sub(r"^[(\[]([^,]*)[)\]]$", r"\1", answer)
     if not re.search(OPERATION, answer) or _is_numeral(inside):
         return False
-    if sorted(gold) in (sorted(answer), sorted(inside)):
+    if _parts(gold) in (_parts(answer), _parts(inside)):
         return False
     copies = rf"(?<![0-9.])(?:{re.escape(answer)}|{re.escape(inside)})(?![0-9])"
     return re.search(copies, problem) is not None
+
+
+def _parts(text: str) -> list[str]:
+    """The terms and factors of a calculation, whose order does not count."""
+    return sorted(re.findall(r"\([^()]*\)|[^+*,()]+", text))
 
 
 def _is_numeral(text: str) -> bool:

@@ -30,7 +30,10 @@ from base.options import module_at
 from rewards import Verdict, infra_error
 
 # Names of a parameter that can only be the answer.
-GOLD = re.compile(r"gold(en)?|gt|(ground_)?truth|expected|target|tgt|ref(erence)?|label|y(_true)?")
+GOLD = re.compile(
+    r"(?:gold(?:en)?|gt|(?:ground_)?truth|expected|target|tgt|ref(?:erence)?|label|y(?:_true)?)"
+    r"(?:_answer)?"
+)
 LARGEST = 1e17  # the squares of a group of 4,096 rewards have a sum in float32, for Eq. (1)
 
 

@@ -376,11 +376,11 @@ def test_levels_and_abilities_of_others_are_left_out(load):
 
     Programs have no such levels, and in a file of one's own a level is just a column.
     """
-    levels = [3, "Level 4", "5", 4.0, None, "", 1, 2, 6, 34, "Level ?"]
+    levels = [3, "Level 4", "5", 4.0, None, "", 6, "hard", 1, 2.0, "Level 1", "Level ?"]
     rows = [{"problem": f"L{level}", "gt_answer": "1", "level": level} for level in levels]
     problems, notes = load(*rows, {"ability": "code"})
-    assert [problem["problem"] for problem in problems] == [f"L{level}" for level in levels[:6]]
-    assert "6 of 12 rows of levels 3 to 5" in notes[0]
+    assert [problem["problem"] for problem in problems] == [f"L{level}" for level in levels[:8]]
+    assert "8 of 13 rows of levels 3 to 5" in notes[0]
     own = {"problem": "a", "answer": "1"}
     assert load(own | {"level": 1})[0] == [own]
     program = {"problem": "a", "tests": {"inputs": [""], "outputs": ["1"]}}

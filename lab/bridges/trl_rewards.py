@@ -44,7 +44,7 @@ def scores(grade: Callable, completions: list, references: list) -> list[float |
     def grade_row(response: str, reference: object) -> Verdict:
         try:
             return grade(response, reference)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError, ArithmeticError) as error:
             return infra_error(error)
 
     verdicts = grade_all(grade_row, list(map(last_text, completions)), references)

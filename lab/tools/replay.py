@@ -127,7 +127,8 @@ def as_generated(lines: list[dict], path: str) -> Iterator[dict]:
 
 def with_types(row: dict) -> dict:
     """The cells of a row that are not empty; those of a CSV, which are text, have their types."""
-    line = {name: value for name, value in row.items() if value not in (None, "")}
+    kept = {"response": row.get("response")} if row.get("response") == "" else {}
+    line = kept | {name: value for name, value in row.items() if value not in (None, "")}
     for name, types in CELLS.items():
         if isinstance(line.get(name), str):
             line[name] = types(line[name])
@@ -143,6 +144,8 @@ def check_response(line: dict) -> None:
         raise lacks(line, '"problem" and "response"')
     if "tests" in line or "answer" not in line:
         style_of(line.get("tests"))
+    else:
+        read_answer(line["answer"])
 
 
 main = command("lab.tools.replay", replay)
