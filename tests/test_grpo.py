@@ -235,7 +235,7 @@ def test_sampler_draws_from_the_softmax_whatever_the_folder_says(qwen):
 
 def test_prompts_of_like_length_are_generated_together(tiny):
     """They are sorted by length within, and returned in the order asked for."""
-    prompts = ["a=1;b=a+2;c=b*3;c?\n", "a=1;a?\n", "a=1;b=a+2;b?\n"]
+    prompts = ["a=1;a?\n", "a=1;b=a+2;c=b*3;c?\n", "a=1;b=a+2;b?\n"]
     greedy = dict(max_tokens=6, temperature=0.0, batch_tokens=4 * 26)
     rollouts = rollout(*tiny, prompts, 2, **greedy)
     for row, text in enumerate(rollouts.texts):
