@@ -21,7 +21,8 @@ from rewards import Verdict, last_box, verdict
 UNBRACED = re.compile(r"\\boxed(?![a-zA-Z])\s*+([^\s{$](?:(?!\\[)\]])[^\s$])*+)")
 # What a spreadsheet shows where a formula failed, and where nobody has filled in a cell.
 NO_ANSWER = re.compile(
-    r"#[A-Z/0]{2,}[!?]?|err:[0-9]+|n/?a|nan|null|tb[ad]|todo|\?+|[-\u2014]|\.{3}", re.I
+    r"#[A-Z/0]{2,}[!?]?|err:[0-9]+|n/?a|nan|null|tb[ad]|todo|=[A-Z]+[0-9].*|\?+|[-\u2014]|\.{3}",
+    re.I,
 )
 
 # About 5, ca. 5 m. Not ~5 and ≈5, which are 5 to the grader.
@@ -39,6 +40,7 @@ DECIMAL_COMMA = re.compile(
 GROUPED = re.compile(
     r"\W*[0-9]{1,3}(?:(?:['\u2019_·][0-9]{3})+|(?:\.[0-9]{3})+,[0-9]+|(?:\.[0-9]{3}){2,})(?![0-9])"
 )
+IN_WORDS = re.compile(r"[^0-9]*\b(?:half|halves|quarters?|thirds?|dozen)\b[^0-9]*", re.I)
 UNDEFINED = re.compile(r"undefined|unknown|none", re.I)
 MARKED = re.compile(
     r"[`':;,]|\*(?!\*[^*])|__|[^\\^]*(?<!\*)[*_`:;,]$|.*(?:\\n$|</?(?:b|i|p|br|div|span)>|&[a-z]+;|//|\s#)"
@@ -100,6 +102,7 @@ DOUBTS: list[tuple[Callable[[str], object], str]] = [
     (CALCULATED.match, "answers with their calculation are right only in full; write its result"),
     (MARKED.match, "answers with marks around them are right only with them; leave them out"),
     (UNDEFINED.fullmatch, "answers with no value are right only in the same word; check them"),
+    (IN_WORDS.fullmatch, "answers with parts in words are right only in them; give the number"),
     (equals_no_number, "answers with words beside a unit are right only in them; give the number"),
 ]  # fmt: skip
 
