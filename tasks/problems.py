@@ -83,8 +83,6 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
         rows = from_file(data, blame)
     names: set[str] = set()
     problems, dropped, count = numbered(noting(rows, names), kind, blame)
-    of_math = [columns for columns in MATH_COLUMNS if columns <= names]
-    unread = sorted(names.difference(PROBLEM, ANSWER, OTHERS, *of_math))
     wanted = len(problems) + len(dropped)
     notes = [f"data {data or f'{repo} (hub)'}: {wanted:,} of {count:,} rows"]
     if wanted < count:
@@ -96,9 +94,7 @@ def load_problems(kind: str, data: str | None) -> tuple[list[dict], list[str]]:
     if not problems:
         raise BadInput(f"{blame}: no problem is left ({notes[-1]}); give others with --data")
     if data is not None:
-        notes += doubts_of(problems)
-        if unread:
-            notes.append(f"columns that nothing reads: {', '.join(unread)[:200]}")
+        notes += doubts_of(problems) + unread_of(names)
     return list(problems.values()), notes
 
 
@@ -107,6 +103,13 @@ def noting(rows: Iterable[dict], names: set[str]) -> Iterator[dict]:
     for row in rows:
         names.update(map(str.lower, row))
         yield row
+
+
+def unread_of(names: set[str]) -> list[str]:
+    """A note on the columns of these names, without capitals, that nothing reads."""
+    of_math = [columns for columns in MATH_COLUMNS if columns <= names]
+    unread = sorted(names.difference(PROBLEM, ANSWER, OTHERS, *of_math))
+    return [f"columns that nothing reads: {', '.join(unread)[:200]}"] if unread else []
 
 
 def numbered(rows: Iterable[dict], kind: str, blame: str) -> tuple[dict[int, dict], list[str], int]:

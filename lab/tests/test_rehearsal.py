@@ -1,7 +1,7 @@
 """The paper's command on two CPU ranks, with a small model of the paper's layout and a stand-in hub.
 
-`python train.py --model Qwen/Qwen2.5-Math-7B` finds model and data in a cache of the hub, is killed
-in its third step, goes on with two and with four ranks, and every kept model is evaluated.
+`python train.py --model Qwen/Qwen2.5-Math-7B` finds model and data in a cache of the hub, is asked
+to end, goes on, is killed, goes on with two and with four ranks, and every kept model is evaluated.
 """
 
 import os
@@ -112,11 +112,14 @@ def test_the_papers_command_from_the_hub_to_its_tables(home, tmp_path):
     """
     run = tmp_path / "runs" / "math"
     first = command(home, "train.py", FLAGS, SIZES, "--out", run.parent, "--name math")
-    while not (run / "checkpoints" / "step-000002" / "complete.json").exists():
-        assert first.poll() is None, first.communicate()[0]
-        time.sleep(0.1)
-    os.killpg(first.pid, signal.SIGKILL)
-    first.wait()
+    wait_for(run / "checkpoints" / "step-000001", first)
+    first.terminate()  # as Slurm does
+    printed, _ = first.communicate(timeout=600)
+    assert first.returncode == 130 and "resume with: python train.py --resume" in printed
+    second = command(home, "train.py --resume", run)
+    wait_for(run / "checkpoints" / "step-000003", second)
+    os.killpg(second.pid, signal.SIGKILL)
+    second.wait()
     four = Path(shutil.copytree(run, run.with_name("four")))
     output(command(home, "train.py --resume", run))
     output(command(home, "train.py --ranks 4 --resume", four))
@@ -139,6 +142,13 @@ def test_the_papers_command_from_the_hub_to_its_tables(home, tmp_path):
     asked = "--bench amc23 math500 --samples 1 --max-tokens 8 --ranks 2 --device cpu --data"
     output(command(home, "eval.py --model", *models, asked, *data, "--out", tmp_path / "evals"))
     assert "best of all" in output(command(home, "-m lab.tools.tables", tmp_path / "evals"))
+
+
+def wait_for(checkpoint: Path, run: subprocess.Popen) -> None:
+    """Wait until a run has written a checkpoint."""
+    while not (checkpoint / "complete.json").exists():
+        assert run.poll() is None, run.communicate()[0]
+        time.sleep(0.1)
 
 
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:

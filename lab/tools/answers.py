@@ -19,7 +19,7 @@ import tyro
 from grading.spelling import UNIT, respell
 from lab.tools.command import command
 from rewards import grade_math, last_box
-from tasks.problems import doubts_of, numbered
+from tasks.problems import doubts_of, noting, numbered, unread_of
 from tasks.readings import HEDGED
 from tasks.rows import from_file
 
@@ -33,7 +33,8 @@ WORKED = re.compile(r"\\boxed|\n\s*\S|[a-z0-9]\.\s+[A-Z]|(?:[A-Za-z]{2,}[\s,]+){
 
 def check_answers(file: tyro.conf.Positional[Path]) -> None:
     """Print how a file's answers are read, and which of their other forms are not right."""
-    rows = enumerate(from_file(str(file), str(file)), 1)
+    names: set[str] = set()
+    rows = enumerate(noting(from_file(str(file), str(file)), names), 1)
     complete = (
         {"prompt": [{"role": "user", "content": f"row {row}"}]} | keys for row, keys in rows
     )
@@ -53,7 +54,7 @@ def check_answers(file: tyro.conf.Positional[Path]) -> None:
             graded = grade_math(rf"\boxed{{{form}}}", gold)
             if graded.reason != "correct":
                 print(f"row {row}: {form!r} is {graded.reason} for {gold!r}")
-    for note in [*dropped, *doubts_of(problems)]:
+    for note in [*dropped, *doubts_of(problems), *unread_of(names)]:
         print(note)
     print(f"{len(problems)} answers")
 
