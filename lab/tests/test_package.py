@@ -135,9 +135,11 @@ def test_the_loop_of_the_docs_trains(wheel, tmp_path, taught, monkeypatch):
     assert credit[names["mask"]].unique().numel() > len(credit)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_batch_s_groups_do_not_see_each_other(dtype):
-    """Token advantages are those of the plain Algorithm 1 for each group.
+@pytest.mark.parametrize(
+    "dtype, unit", [(torch.float32, "nbar"), (torch.bfloat16, "nbar"), (torch.float32, "raw")]
+)
+def test_a_batch_s_groups_do_not_see_each_other(dtype, unit):
+    """Token advantages are those of the plain Algorithm 1 for each group, in both units of eps.
 
     Rollouts share a prefix, padding is on the left, all of the second group are right. On request
     the mean weight of a group is 1.
@@ -147,7 +149,7 @@ def test_a_batch_s_groups_do_not_see_each_other(dtype):
     mask = torch.arange(40) >= torch.tensor([0, 10, 5, 3] * 3)[:, None]
     correct = torch.arange(12) % 4 < torch.tensor([2, 4, 1]).repeat_interleave(4)
     advantages = torch.randn(12)
-    sizes = dict(window=8, stride=3, eps=0.1)
+    sizes = dict(window=8, stride=3, eps=0.1 if unit == "nbar" else 0.5, eps_unit=unit)
     inputs = advantages, hidden, mask, correct
     credit = shear_credit.token_advantages(*inputs, group_size=4, **sizes)
     rescaled = shear_credit.token_advantages(*inputs, group_size=4, mean1=True, **sizes)
@@ -155,6 +157,8 @@ def test_a_batch_s_groups_do_not_see_each_other(dtype):
         omega = shear.shear_weights(hidden[group], mask[group], correct[group], **sizes).omega
         expected = advantages[group, None] * omega
         assert_close(credit[group], expected, rtol=1e-4, atol=0)
+        alone = shear_credit.shear_omega(hidden[group], mask[group], correct[group], **sizes)
+        assert_close(alone, omega, rtol=1e-4, atol=0)
         mean = omega[mask[group]].mean()
         assert_close(rescaled[group], expected / mean, rtol=1e-4, atol=0)
     with pytest.raises(ValueError, match="12 rollouts cannot be split into groups of 5"):
