@@ -40,6 +40,11 @@ DECIMAL_COMMA = re.compile(
 GROUPED = re.compile(
     r"\W*[0-9]{1,3}(?:(?:['\u2019_·][0-9]{3})+|(?:\.[0-9]{3})+,[0-9]+|(?:\.[0-9]{3}){2,})(?![0-9])"
 )
+# (b) 12, B. 12
+LABELLED = re.compile(r"\(?[A-Za-z]\)\s+[^\s+*/=^(-]|[A-Z]\.\s+\S")
+FACTORIAL = re.compile(r"[0-9]+\s?!+")
+# 5 apples and 3 pears; not 2pi, 3pi
+TWO = re.compile(r"[^\\^]*[0-9]\s?(?!pi\b)[A-Za-z]{2,}(?:,|\s+and)\s+[0-9]")
 IN_WORDS = re.compile(r"[^0-9]*\b(?:half|halves|quarters?|thirds?|dozen)\b[^0-9]*", re.I)
 UNDEFINED = re.compile(r"undefined|unknown|none", re.I)
 MARKED = re.compile(
@@ -101,6 +106,9 @@ DOUBTS: list[tuple[Callable[[str], object], str]] = [
     (GROUPED.match, "answers with other marks than commas between thousands; write 1,234.50"),
     (CALCULATED.match, "answers with their calculation are right only in full; write its result"),
     (MARKED.match, "answers with marks around them are right only with them; leave them out"),
+    (LABELLED.match, "answers with an option's letter and its text need both; keep one"),
+    (FACTORIAL.fullmatch, "answers such as 12! are factorials; leave the mark out if it is none"),
+    (TWO.match, "answers with two quantities are right only in these words; ask for one number"),
     (UNDEFINED.fullmatch, "answers with no value are right only in the same word; check them"),
     (IN_WORDS.fullmatch, "answers with parts in words are right only in them; give the number"),
     (equals_no_number, "answers with words beside a unit are right only in them; give the number"),
