@@ -25,10 +25,12 @@ The table has for each arm:
     D           cos minus that of `grpo`, paired by batch
     half        half the width of D's 90% interval (Student's t), for the noise of the batches and
                 of the reference (jackknife)
-    D_adam      D after every coordinate is divided by the root of its mean square in the
-                reference's batches (on the tasks of `lab.tools.noise` in those of `grpo`), as
-                AdamW does; "-" where gradients are projected
-    half_adam   the same for D_adam
+    adam 1      D of AdamW's step: the cosine of its first step with the reference less that of
+                `grpo`. It is what the objective gains per length of the step. Each arm has moments
+                of its own
+    adam 4, 10  the same for the fourth and the tenth step, of as many batches in a row; the policy
+                stays as it is. "-" where gradients are projected, or fewer than two such rows fit
+                into `--batches`
     snr         |mean|^2 over the variance of one batch's gradient, both without bias; negative
                 where noise hides the mean
     direction   cosine of the expected gradients of the arm and of `grpo`, from products of
@@ -42,7 +44,7 @@ parameter is added, with a random sign, to one of them. Dot products keep their 
 change by about 1 / sqrt(numbers). A row per arm goes to `--rows`, the cosines of each batch to the
 file ending in .batches.jsonl as soon as they are known.
 
-Left out: Adam's means over steps; off-policy updates; arms that train an adapter; FSDP: each rank
+Left out: a policy that moves; off-policy updates; arms that train an adapter; FSDP: each rank
 holds the whole model.
 """
 
@@ -55,7 +57,7 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import tyro
 
@@ -63,9 +65,9 @@ from base.errors import BadInput
 from lab.studies.flags import parse_study
 
 COLUMNS = {"cos": ".3f", "D": "+.3f", "half": ".3f"}  # of the table, with their formats
-COLUMNS |= {"D_adam": "+.3f", "half_adam": ".3f"}
+COLUMNS |= {"adam 1": "+.3f", "adam 4": "+.3f", "adam 10": "+.3f"}
 COLUMNS |= {"snr": ".3f", "direction": ".3f", "rollouts": ".1f"}
-FLOOR = 0.01  # of the mean root, added to a coordinate's in Adam's metric
+ADAM_STEPS = 1, 4, 10  # after so many batches AdamW's step is compared
 ARMS_HELP = 'Arms beside grpo: a method, or "NAME: METHOD FLAGS".'
 
 
@@ -145,9 +147,7 @@ def main(argv: list[str] | None = None) -> None:
     references = take_references(run, batch_of, flags)
     gradients = take_gradients(run, batch_of, arms, references, flags, about)
     if ranks.main:
-        # an exact reference lacks the noise that Adam's scale is made of
-        noisy = gradients[0] if config.task in noise.CELLS else references
-        rows = arm_rows(list(arms), references, gradients, adam_scale(run, noisy))
+        rows = arm_rows(list(arms), references, gradients, is_whole(run, references))
         files.append_rows(flags.rows, [about | row for row in rows])
         print("\n".join(log.markdown(list(map(table_line, rows)))))
 
@@ -252,17 +252,10 @@ def take_references(run: Loaded, batch_of: Callable[[int], Batch], flags: Gradie
     return torch.stack(fsdp.gather_items(taken, run.ranks))
 
 
-def adam_scale(run: Loaded, gradients: Tensor) -> Tensor:
-    """One over the root of each coordinate's mean square (K,) in gradients of batches (M, K).
-
-    It is NaN if gradients are projected. A hundredth of the mean root is added, for coordinates
-    that the gradients hardly touch.
-    """
-    weights = filter(attrgetter("requires_grad"), run.context.policy.parameters())
-    trained = sum(parameter.numel() for parameter in weights)
-    roots = gradients.square().mean(0).sqrt()  # (K,)
-    scale = 1 / (roots + FLOOR * roots.mean())  # (K,)
-    return scale if trained == gradients.shape[1] else torch.full_like(scale, math.nan)
+def is_whole(run: Loaded, gradients: Tensor) -> bool:
+    """Whether gradients (M, K) have a number for each trained parameter, and are not projected."""
+    trained = filter(attrgetter("requires_grad"), run.context.policy.parameters())
+    return sum(parameter.numel() for parameter in trained) == gradients.shape[1]
 
 
 def take_gradients(
@@ -358,30 +351,52 @@ def project(gradient: Sequence[Tensor], count: int) -> Tensor:
 # ---- what is said of them ------------------------------------------------------------------------
 
 
-def arm_rows(arms: list[str], references: Tensor, gradients: Tensor, scale: Tensor) -> list[dict]:
+def arm_rows(
+    arms: list[str], references: Tensor, gradients: Tensor, whole: bool
+) -> list[dict[str, Any]]:
     """A row per arm, the largest D first, from gradients (M, K) and (arms, N, K).
 
-    The first arm is `grpo`. `scale` (K,) multiplies the coordinates in Adam's metric.
+    The first arm is `grpo`. AdamW's steps are NaN unless the gradients are `whole`.
     """
     usual = gradients[0]
     rows = []
     for arm, batches in zip(arms, gradients, strict=True):
         difference, half = gain_of_cosine(batches, usual, references)
-        of_adam, half_of_adam = gain_of_cosine(batches * scale, usual * scale, references * scale)
         row = {
             "arm": name_of(arm),
             "flags": arm,
             "cos": cosines(batches, references.mean(0)).mean().item(),
             "D": difference,
             "half": half,
-            "D_adam": of_adam,
-            "half_adam": half_of_adam,
             "snr": signal_to_noise(batches),
             "direction": cosine_of_means(batches, usual),
             "rollouts": signal_to_noise(usual) / signal_to_noise(batches),
         }
+        for count in ADAM_STEPS:
+            gain = math.nan, math.nan
+            if whole and len(batches) >= 2 * count:
+                ours = adam_steps(batches, count)  # (N / count, K)
+                gain = gain_of_cosine(ours, adam_steps(usual, count), references)
+            row[f"adam {count}"], row[f"half {count}"] = gain
         rows.append(row)
     return sorted(rows, key=lambda row: -row["D"])
+
+
+def adam_steps(gradients: Tensor, count: int) -> Tensor:
+    """AdamW's last step of each `count` gradients in a row: (N, K) -> (N // count, K), up to lr.
+
+    The moments begin at 0 for each row, and have PyTorch's default betas and eps.
+    """
+    betas = 0.9, 0.999
+    rows = len(gradients) // count
+    mean = gradients.new_zeros(rows, gradients.shape[1])
+    square = torch.zeros_like(mean)
+    # (count, rows, K)
+    for gradient in gradients[: rows * count].unflatten(0, (rows, count)).transpose(0, 1):
+        mean.lerp_(gradient, 1 - betas[0])
+        square.lerp_(gradient.square(), 1 - betas[1])
+    unbiased = (square / (1 - betas[1] ** count)).sqrt()
+    return mean / (1 - betas[0] ** count) / (unbiased + 1e-8)
 
 
 def table_line(row: dict) -> dict[str, str]:
@@ -389,10 +404,13 @@ def table_line(row: dict) -> dict[str, str]:
     cells = {name: format(row[name], form) for name, form in COLUMNS.items()}
     if row["snr"] <= 0 or row["rollouts"] <= 0:
         cells["rollouts"] = "-"
-    cells |= {name: "-" for name in COLUMNS if math.isnan(row[name])}
-    for name, half in (("D", "half"), ("D_adam", "half_adam")):
+    halves = {"D": "half"} | {f"adam {count}": f"half {count}" for count in ADAM_STEPS}
+    for name, half in halves.items():
+        if name != "D":
+            cells[name] += f" \u00b1 {row[half]:.3f}"
         if abs(row[name]) <= row[half] > 0:
             cells[name] += " not told from 0"
+    cells |= {name: "-" for name in COLUMNS if math.isnan(row[name])}
     return {"arm": row["arm"]} | cells
 
 

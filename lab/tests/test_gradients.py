@@ -71,6 +71,24 @@ def test_statistics_have_no_bias():
     assert statistics.cosine_of_means(mean.expand(3, -1), other.expand(3, -1)) == pytest.approx(0.6)
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_adam_s_steps_are_the_optimizer_s(count):
+    """`adam_steps` gives the last of `count` steps of torch's AdamW, for each row of batches.
+
+    Batches that are left over count in no row.
+    """
+    batches = torch.randn(7, 5)
+    for row, ours in enumerate(gradients.adam_steps(batches, count)):
+        weights = torch.zeros(5, requires_grad=True)
+        optimizer = torch.optim.AdamW([weights], lr=1.0, weight_decay=0.0, maximize=True)
+        for gradient in batches[row * count : (row + 1) * count]:
+            before = weights.detach().clone()
+            weights.grad = gradient.clone()
+            optimizer.step()
+        assert torch.allclose(ours, weights.detach() - before, atol=1e-5)
+    assert len(gradients.adam_steps(batches, count)) == 7 // count
+
+
 def test_the_command_writes_a_row_per_arm(tmp_path, capsys, assert_refused):
     """D is paired by batch; an adapter is refused."""
     rows = tmp_path / "runs" / "rows.jsonl"
@@ -84,7 +102,7 @@ def test_the_command_writes_a_row_per_arm(tmp_path, capsys, assert_refused):
     for row in found:
         own = [batch["cos"] for batch in batches if batch["arm"] == row["arm"]]
         assert sum(own) / 3 == pytest.approx(row["cos"])
-    assert "+0.000 | 0.000 | +0.000" in " ".join(printed.split())
+    assert "+0.000 | 0.000 | +0.000 \u00b1 0.000 | -" in " ".join(printed.split())
     arm = "lora: grpo --use lab.tools.lora:rank=2"
     message = f"--arms {arm}: may have flags of credit alone"
     assert_refused(gradients.main, [*words, "--arms", arm], message)
