@@ -164,6 +164,8 @@ def closest_by_rollout(
 def credit_vs_first_error(context: Context, batch: Batch, method: str) -> dict:
     """Compare the method's credit with the true first errors of wrong rollouts in mixed groups.
 
+    A right answer may hold wrong steps that cancel. Its tokens are not compared, but it is on the
+    right side of its group, and wrong rollouts that share its steps get smaller weights for it.
     Returns the numbers ("localisation"), lines to print ("example"), and for the page the rows of
     the first group ("samples"), whose problem is the same before and after training.
     """
@@ -179,9 +181,10 @@ def credit_vs_first_error(context: Context, batch: Batch, method: str) -> dict:
 def first_error_auc(weights: Tensor, mask: Tensor, first_error: Tensor) -> dict[str, float]:
     """How often a token from the first error on outweighs an earlier one: `auc`, of weights (B, T).
 
-    `auc_position` is what a token's position alone achieves: read `auc` beside it. first_error (B,)
-    int64 is a token's index, -1 for rollouts that do not count. Tokens of all other rollouts are
-    compared, also with those of another; {} where one side has none.
+    `auc_position` is what a token's position alone achieves: read `auc` beside it. `weight_before`
+    and `weight_after` are the mean weights of both kinds. first_error (B,) int64 is a token's
+    index, -1 for rollouts that do not count. Tokens of all other rollouts are compared, also with
+    those of another; {} where one side has none.
     """
     position = positions(mask)  # (B, T)
     counts = mask & (first_error >= 0)[:, None]  # (B, T)
@@ -192,6 +195,8 @@ def first_error_auc(weights: Tensor, mask: Tensor, first_error: Tensor) -> dict[
     return {
         "auc": auc(weights[after], weights[before]),
         "auc_position": auc(position[after], position[before]),
+        "weight_before": weights[before].mean().item(),
+        "weight_after": weights[after].mean().item(),
     }
 
 

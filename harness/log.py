@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from datetime import timedelta
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -418,9 +419,17 @@ def print_end(run: Run, before: dict | None, after: dict) -> None:
     print()
     for line in verdict_of(before, after, [row for row in rows if "step" in row]):
         say(line)
+    found = after.get("localisation")
+    if found:
+        earlier, later = found["weight_before"], found["weight_after"]
+        say(f"wrong answers weigh {earlier:.2f} before their first error, {later:.2f} from it on")
     if after.get("example"):
-        print(f"\na wrong rollout, with the mean {run.config.method} weight of each line:")
+        print(f"\na wrong answer after training, with the {run.config.method} weight of each line:")
         print("\n".join(after["example"]))
+    answers = two_answers(run.folder)
+    if answers:
+        print("\none problem: a wrong answer before training, and a right one after it:")
+        print("\n".join(answers))
     seconds = sum(sum(row["seconds"].values()) for row in rows if "seconds" in row)
     print(f"\nthe steps took {duration(seconds)}; the model: {shlex.quote(str(run.folder))}/model")
     if run.config.task == "embedded" and run.config.method == "shear":
@@ -428,6 +437,24 @@ def print_end(run: Run, before: dict | None, after: dict) -> None:
     print(f"next: {as_typed('eval.py --model', run.folder)}")
     for command in PICTURES if has_lab() else []:
         print(f"      {as_typed(command, run.folder)}")
+
+
+def two_answers(folder: Path) -> list[str]:
+    """A wrong answer of before.jsonl beside a right one of after.jsonl, line by line.
+
+    Both are to one problem. [] where one of them is lacking.
+    """
+    columns = []
+    for name, wanted in (("before", 0.0), ("after", 1.0)):
+        path = folder / f"{name}.jsonl"
+        rows = files.read_lines(path) if path.exists() else []
+        found = [row["response"] for row in rows if row["score"] == wanted]
+        if not found:
+            return []
+        columns.append([printable(line) for line in found[0].splitlines()])
+    width = max(map(len, columns[0]))
+    pairs = zip_longest(*columns, fillvalue="")
+    return [f"  {wrong.ljust(width)}    {right}".rstrip() for wrong, right in pairs]
 
 
 def as_typed(command: str, folder: Path) -> str:
