@@ -2,6 +2,7 @@ r"""What decides: the optimizer, the states, or time? The trainings of plans/dec
 
     python -c "from lab.records import decides; decides.run('rows.jsonl', 'starts', ['E1'])"
     python -c "from lab.records import decides; decides.weights('weights.jsonl', 'starts')"
+    python -c "from lab.records import decides; decides.print_all('lab/records/rows')"
 
 A trial is an experiment's task, an optimizer, an arm, a learning rate and a seed. Every trial of a
 seed starts from the same taught model. Finished trials are appended to the rows, and the same
@@ -16,8 +17,6 @@ work share hardly any run of words.
 
 import contextlib
 import io
-import json
-import random
 import tempfile
 import time
 from dataclasses import replace
@@ -30,6 +29,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from scipy import stats
 from scipy.stats import spearmanr
 from torch import Tensor
 from transformers import AddedToken, PreTrainedModel, PreTrainedTokenizerBase, Qwen2ForCausalLM
@@ -43,7 +43,7 @@ from credit.measures import auc_matched, positions
 from credit.rules import find, rule, weigh
 from grpo import Policy, Rollouts, group_advantages, score
 from harness import fsdp, log
-from harness.run import Hooks, Run, load_run, resolve, sample, seed_of, start_run, use
+from harness.run import Run, load_run, resolve, sample, seed_of, start_run
 from lab.tools import noise
 from rewards import Verdict, rewards_of
 from shear import span_bounds
@@ -130,7 +130,7 @@ def trie(batch: Batch, context: Context) -> Tensor:
         for other in opposing(batch, row):
             both = zip(own, words_of(batch, other), strict=False)
             same = [a == b for a, b in both]
-            shared = max(shared, (same + [False]).index(False))
+            shared = max(shared, [*same, False].index(False))
         weights[row, : min(shared, len(own) - 1)] = 0.0
     return batch.A * weights
 
@@ -489,7 +489,8 @@ def rows_of_weights(loaded: Any, task: str, seed: int, groups: int) -> list[dict
     torch.manual_seed(seed_of(seed))
     problems = context.task.heldout[:groups]
     rollouts = sample(loaded, problems, 8, 1.0)
-    batch = Batch.of(rollouts, by_steps(context.tokenizer, context.task, problems, rollouts), problems)
+    verdicts = by_steps(context.tokenizer, context.task, problems, rollouts)
+    batch = Batch.of(rollouts, verdicts, problems)
     answers = Batch.of(rollouts, context.task.verdicts(problems, rollouts), problems)
     lucky = int((answers.correct & ~batch.correct).sum())
     table: list[dict] = [
@@ -536,3 +537,175 @@ def agreement(of_shear: Tensor, other: Tensor, mask: Tensor) -> tuple[float, flo
     xy, xp, yp = (float(spearmanr(a, b)[0]) for a, b in ((x, y), (x, place), (y, place)))
     rest = (1 - xp**2) * (1 - yp**2)
     return xy, (xy - xp * yp) / rest**0.5 if rest > 1e-9 else float("nan")
+
+
+# ---- tables --------------------------------------------------------------------------------------
+
+LESS = [(arm, "grpo") for arm in E1_ARMS[1:]]  # planned comparisons of E1, with each optimizer
+LESS_TOY = [("shear", "grpo"), ("shear-own", "grpo")]
+LESS_STATES = [("shear", other) for other in "untrained words trie position".split()]
+LESS_STATES += [("shear-own", "grpo-own"), ("oracle", "grpo")]
+
+
+def told(differences: pd.Series) -> dict:
+    """A mean difference over seeds with its 95% interval, signs and p (Student's t)."""
+    values = differences.dropna()
+    half = stats.t.ppf(0.975, len(values) - 1) * values.sem()
+    low, high = values.mean() - half, values.mean() + half
+    signs = f"{(values > 0).sum()}/{len(values)}"
+    return {
+        "D": f"{values.mean():+.3f} ({low:+.3f} to {high:+.3f}), {signs}",
+        "p": float(stats.ttest_1samp(values, 0).pvalue),
+    }
+
+
+def holm(lines: list[dict]) -> list[dict]:
+    """The lines with p corrected by Holm's method."""
+    order = sorted(range(len(lines)), key=lambda place: lines[place]["p"])
+    largest = 0.0
+    for rank, place in enumerate(order):
+        largest = max(largest, min(1.0, (len(lines) - rank) * lines[place]["p"]))
+        lines[place]["Holm's p"] = f"{largest:.3f}"
+    return [line | {"p": f"{line['p']:.3f}"} for line in lines]
+
+
+def arms_table(table: pd.DataFrame) -> list[dict]:
+    """A line per optimizer and arm of a confirmed experiment."""
+    lines = []
+    for (optimizer, arm), own in table.groupby(["optimizer", "arm"], sort=False):
+        own = own.set_index("seed")
+        usual = table[(table["optimizer"] == optimizer) & (table["arm"] == "grpo")].set_index(
+            "seed"
+        )
+        line = {"optimizer": optimizer, "arm": arm, "lr": f"{own['lr'].iloc[0]:g}"}
+        for outcome, title in (("curve", "curve"), ("sampled", "held out")):
+            line[title] = f"{own[outcome].mean():.3f}"
+            line[f"D, {title}"] = "" if arm == "grpo" else told(own[outcome] - usual[outcome])["D"]
+        lines.append(line)
+    return lines
+
+
+def planned(table: pd.DataFrame, pairs: list[tuple[str, str]], outcome: str) -> list[dict]:
+    """The planned comparisons of an outcome, for each optimizer."""
+    lines = []
+    for optimizer, own in table.groupby("optimizer"):
+        by_arm = own.pivot(index="seed", columns="arm", values=outcome)
+        for arm, other in pairs:
+            line = {"optimizer": optimizer, "comparison": f"{arm} less {other}"}
+            lines.append(line | told(by_arm[arm] - by_arm[other]))
+    return lines
+
+
+def print_tables(*tables: list[dict]) -> None:
+    """Print tables as Markdown."""
+    for lines in tables:
+        print("\n".join(["", *log.markdown(lines)]))
+
+
+def print_rates(rows: pd.DataFrame, experiment: str) -> None:
+    """Print the mean curve of each rate on the tuning seeds, and each seed's best rate."""
+    tune = rows[(rows["experiment"] == experiment) & (rows["stage"] == "tune")]
+    for optimizer, own in tune.groupby("optimizer"):
+        means = own.pivot_table(index="arm", columns="lr", values="curve", sort=False)
+        lines = []
+        for arm, line in means.iterrows():
+            of_arm = own[own["arm"] == arm].pivot(index="seed", columns="lr", values="curve")
+            best = ", ".join(f"{lr:g}" for lr in of_arm.idxmax(axis=1))
+            cells = {f"{lr:g}": f"{value:.3f}" for lr, value in line.items()}
+            lines.append({f"{optimizer}": str(arm)} | cells | {"best by seed": best})
+        print_tables(lines)
+
+
+def print_e1(rows: pd.DataFrame, experiment: str, pairs: list[tuple[str, str]]) -> None:
+    """Print an experiment of two optimizers."""
+    print(f"\n{experiment}")
+    print_rates(rows, experiment)
+    table = rows[(rows["experiment"] == experiment) & (rows["stage"] == "confirm")]
+    print_tables(arms_table(table))
+    for outcome in ("curve", "sampled"):
+        lines = planned(table, pairs, outcome)
+        if experiment == "E1":
+            gains = {}
+            for optimizer, own in table.groupby("optimizer"):
+                by_arm = own.pivot(index="seed", columns="arm", values=outcome)
+                gains[optimizer] = by_arm["shear"] - by_arm["grpo"]
+            line = {"optimizer": "sgd less adamw", "comparison": "shear less grpo"}
+            lines.append(line | told(gains["sgd"] - gains["adamw"]))
+        print(f"\n{outcome}:")
+        print_tables(holm(lines))
+
+
+def print_e2(rows: pd.DataFrame) -> None:
+    """Print the trainings of E2: one family of twelve comparisons."""
+    lines = []
+    for experiment in ("E2", "E2/twins/steps"):
+        table = rows[rows["experiment"] == experiment]
+        print(f"\n{experiment}")
+        print_tables(arms_table(table))
+        for line in planned(table, LESS_STATES, "curve"):
+            lines.append(line | {"optimizer": experiment})
+    print_tables(holm(lines))
+
+
+def print_e3(rows: pd.DataFrame) -> None:
+    """Print the long runs, by thirds."""
+    table = rows[rows["experiment"] == "E3/steps"].copy()
+    parts = {"1 to 50": slice(0, 50), "51 to 100": slice(50, 100), "101 to 150": slice(100, 150)}
+    for title, part in parts.items():
+        table[title] = [np.mean(rewards[part]) for rewards in table["reward"]]
+        table[f"no signal, {title}"] = [np.mean(shares[part]) for shares in table["equal_groups"]]
+        table[f"entropy, {title}"] = [np.mean(values[part]) for values in table["entropy"]]
+    lines = []
+    for (arm, seed), own in table.groupby(["arm", "seed"], sort=False):
+        line = {"arm": arm, "seed": str(seed)}
+        for title in [*parts, "sampled", *(name for name in own if ", " in name)]:
+            line[title] = f"{own[title].iloc[0]:.3f}"
+        lines.append(line)
+    print_tables(lines)
+    for title in [*parts, "sampled"]:
+        by_arm = table.pivot(index="seed", columns="arm", values=title)
+        for arm, other in (("shear", "grpo"), ("shear-own", "grpo-own"), ("grpo-own", "grpo")):
+            if {arm, other} <= set(by_arm):
+                print(title, f"{arm} less {other}", told(by_arm[arm] - by_arm[other])["D"])
+
+
+def print_weights(table: pd.DataFrame) -> None:
+    """Print how the weights of E2 find errors, and agree with SHEAR's."""
+    for task, own in table.groupby("task"):
+        counts = own.dropna(subset="right")
+        lucky, right = counts["lucky"].sum(), counts["right"].sum()
+        print(f"\n{task}: {lucky:.0f} of {right:.0f} right answers hold a wrong step")
+        groups = own.dropna(subset="group")
+        lines = []
+        for arm in WEIGHED:
+            pairs = groups[f"pairs {arm}"]
+            of_arm = (groups[f"auc {arm}"] * pairs).sum() / pairs[
+                groups[f"auc {arm}"].notna()
+            ].sum()
+            line = {"weights": arm, "AUC": f"{of_arm:.3f}"}
+            for name in ("rank", "partial", "null", "null partial"):
+                by_seed = groups.groupby("seed")[f"{name} {arm}"].mean()
+                line[name] = f"{by_seed.mean():.2f} ({by_seed.min():.2f} to {by_seed.max():.2f})"
+            lines.append(line)
+        print(f"{len(groups)} mixed groups")
+        print_tables(lines)
+
+
+def print_equal(paths: list[str]) -> None:
+    """Print the trainings at equal rates (rows of `lab.studies.compare` at eb43e56)."""
+    for path in paths:
+        rows = pd.DataFrame(files.read_lines(Path(path)))
+        rows = rows[rows["stage"] == "confirm"]
+        rows["curve"] = [np.mean(rewards) for rewards in rows["rewards"]]
+        lines = []
+        for outcome in ("curve", "sampled"):
+            by_arm = rows.pivot(index="seed", columns="rule", values=outcome)
+            for arm in ("grpo", "shear", "half", "quarter"):
+                line = {"lr": f"{rows['lr'].iloc[0]:g}", "outcome": outcome, "arm": arm}
+                line["mean"] = f"{by_arm[arm].mean():.3f}"
+                for other in ("grpo", "shear"):
+                    line[f"less {other}"] = (
+                        "" if arm == other else told(by_arm[arm] - by_arm[other])["D"]
+                    )
+                lines.append(line)
+        print_tables(lines)
