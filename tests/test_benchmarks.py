@@ -2,7 +2,7 @@
 
 import base64
 import json
-import math
+import os
 import pickle
 import zlib
 from dataclasses import replace
@@ -10,7 +10,6 @@ from operator import itemgetter
 from unittest.mock import Mock
 
 import huggingface_hub
-import numpy as np
 import pytest
 import torch
 from builders.case_files import cases
@@ -24,7 +23,6 @@ from base.errors import BadInput
 from base.files import read_lines, write_rows
 from grpo import Rollouts, hf_generate
 from harness.generations import finished
-from harness.log import mean_and_error
 from harness.models import context_of, stop_ids
 from tasks import benchmarks
 from tasks.benchmarks import BENCHMARKS, SUITES, EvalSet, livecodebench_row, load_benchmark
@@ -124,26 +122,24 @@ def cells_of(capsys) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
 
 
-def test_avg_at_k_and_its_clustered_error_are_the_written_out_numbers():
+def test_avg_at_k_has_an_error_clustered_by_problem(capsys):
     """Three problem means, 1, 1/2 and 0, have mean 1/2 and error 1/2 / sqrt(3).
 
     Pooled samples would give an error of 0.151.
     """
-    scores = evaluation.scores_of(rows_of(a=[1] * 4, b=[1, 0, 1, 0], c=[0] * 4))
-    assert scores == {"a": 1, "b": 0.5, "c": 0}
-    found = mean_and_error(np.array(list(scores.values())))
-    assert found == pytest.approx((0.5, 0.5 / math.sqrt(3), 3))
+    evaluation.print_table(rows_of(a=[1] * 4, b=[1, 0, 1, 0], c=[0] * 4))
+    assert cells_of(capsys) == [["m", "50.0 ± 28.9"]]
 
 
 def test_what_could_not_be_graded_is_in_no_mean_and_counted(capsys):
     """A problem without a graded sample does not count."""
     rows = rows_of(a=[1, None], b=[0, 0], c=[None, None])
-    assert evaluation.scores_of(rows) == {"a": 1, "b": 0}
     evaluation.print_table(rows)
     printed = capsys.readouterr().out
     assert "3 infra_error" in printed and "3 could not be graded, and are in no number" in printed
-    evaluation.print_table(rows_of(a=[None]))
-    assert cells_of(capsys) == [["m", "-"]]
+    for graded, number in (rows, "50.0 ± 50.0"), (rows[-1:], "-"):
+        evaluation.print_table(graded)
+        assert cells_of(capsys) == [["m", number]]
 
 
 def test_models_are_compared_by_problem(capsys):
@@ -151,8 +147,8 @@ def test_models_are_compared_by_problem(capsys):
 
     Unpaired, it would be larger. Models that were asked otherwise are told.
     """
-    first = rows_of(d=[1], a=[0], b=[1], c=[0])
-    second = rows_of("n", a=[1], b=[1], c=[1], d=[None])
+    first = rows_of(d=[1], a=[0], b=[1], c=[0], e=[None])
+    second = rows_of("n", a=[1], b=[1], c=[1], d=[None], e=[1])
     evaluation.print_table(first + second)
     assert cells_of(capsys) == [
         ["m", "50.0 ± 28.9"],
@@ -167,13 +163,12 @@ def test_models_are_compared_by_problem(capsys):
 
 def test_several_sets_end_in_their_average(capsys):
     """Sets weigh alike, and their errors add in squares; without a set there is no average."""
-    assert evaluation.average([(0.5, 0.03), (0.7, 0.04)]) == pytest.approx((0.6, 0.025))
-    rows = rows_of(a=[1], b=[0]) + rows_of("m", "other", a=[1], b=[1]) + rows_of("n", a=[1], b=[1])
-    evaluation.print_table(rows)
+    rows = rows_of(a=[1], b=[0], c=[0]) + rows_of("m", "other", a=[1], b=[0])
+    evaluation.print_table(rows + rows_of("n", a=[1], b=[1], c=[1]))
     assert cells_of(capsys) == [
-        ["m", "50.0 ± 50.0", "100.0 ± 0.0", "75.0 ± 25.0"],
+        ["m", "33.3 ± 33.3", "50.0 ± 50.0", "41.7 ± 30.0"],
         ["n", "100.0 ± 0.0", "-", "-"],
-        ["gain", "50.0 ± 50.0", "-", "-"],
+        ["gain", "66.7 ± 33.3", "-", "-"],
     ]
 
 
@@ -225,14 +220,12 @@ def test_bad_rows_are_one_sentence(case, load):
 def test_names_and_suites_are_loaded_once_from_their_files(tmp_path):
     """Sets come in the order asked for, and what a run held out from the run."""
     names = SUITES["math"]
+    data = [f"{name}={tmp_path / name}" for name in names]
     for name in names:
         write_rows(tmp_path / name, [PUBLISHED[name]["row"]])
-    data = [f"{name}={tmp_path / name}" for name in names]
     first, *others = benchmarks.load_sets(["heldout", "MATH", "aime24"], data, lambda: "of a run")
     assert first == "of a run" and [loaded.name for loaded in others] == names
-    assert [loaded.problems[0]["id"] for loaded in others] == [
-        PUBLISHED[name]["id"] for name in names
-    ]
+    assert others[0].problems[0]["id"] == PUBLISHED[names[0]]["id"]
     with pytest.raises(BadInput, match=f"--data {data[0]}: give NAME=FILE, once for a NAME"):
         benchmarks.load_sets(["math"], [*data, data[0]], None)
 
@@ -327,11 +320,40 @@ def test_what_eval_samples_with_is_what_was_asked(tiny, ask, monkeypatch):
     model, tokenizer = tiny
     sampler = Mock(wraps=evaluation.rollout)
     monkeypatch.setattr(evaluation, "rollout", sampler)
-    ask(math_set(1), replace(ONE, dtype="bfloat16", max_tokens=2))
-    assert sampler.call_args.args[0].dtype == torch.bfloat16
-    assert sampler.call_args.kwargs["stops"] == stop_ids(model, tokenizer)
+    ask(math_set(1), replace(ONE, dtype="bfloat16", max_tokens=2, generate_batch=3))
+    (own, _, (prompt,), _), asked = sampler.call_args
+    assert own.dtype == torch.bfloat16 and asked["stops"] == stop_ids(model, tokenizer)
+    assert asked["batch_tokens"] == 3 * (len(tokenizer(prompt)["input_ids"]) + 2)
     heldout = replace(math_set(1), task=Task("own", [], [], None, None, refuse_copies=True))
     assert evaluation.task_of(heldout, "plain", tokenizer, ONE).refuse_copies
+
+
+def test_what_decides_a_response_is_in_its_key(tiny, tmp_path):
+    """A file of the model, a row of the data, a setting and the seed are; nothing else is.
+
+    What is asked by another key is sampled anew.
+    """
+    tiny[1].chat_template = "{{ messages[0].content }}"
+    path = save_model(tmp_path / "model", *tiny)
+
+    def keys(loaded=None, **settings) -> set[str]:
+        sets = [loaded or math_set(3)]
+        blocks = evaluation.blocks_of(path, *tiny, sets, replace(TWO, **settings))
+        return {block.key for block in blocks}
+
+    asked = keys()
+    assert keys(threads=1, generate_batch=3, ranks=1) == asked < keys(seeds=(1, 0))
+    changes = dict(temperature=0.5, max_tokens=3, samples=1, template="chat", block=6, seeds=(1,))
+    changes |= dict(dtype="bfloat16", grade_timeout=9.0, sandbox="process", use=("mine",))
+    for name, value in changes.items():
+        assert not asked & keys(**{name: value}), name
+    edited = math_set(3)
+    edited.problems[2]["answer"] = "3"
+    assert not asked & keys(edited)
+    for name in "model.safetensors", "tokenizer_config.json":
+        before = keys()
+        os.utime(tmp_path / "model" / name, (0, 0))  # as whoever rewrites it leaves
+        assert not before & keys()
 
 
 def test_the_limit_leaves_room_for_the_prompt(stand_in, tiny, ask, capsys):
@@ -339,21 +361,20 @@ def test_the_limit_leaves_room_for_the_prompt(stand_in, tiny, ask, capsys):
 
     The lowest limit holds: the set's own, or the flag's. A warning tells of lower ones.
     """
-    model, tokenizer = tiny
-    context = context_of(model)
+    context = context_of(tiny[0])
     calls = stand_in({"": r"\boxed{1}"})
 
-    def evaluate(texts: list[str], config=ONE, **limits) -> list[dict]:
+    def evaluate(*texts: str, config=ONE, **limits) -> list[dict]:
         problems = [{"id": text[:3], "problem": text, "answer": "1"} for text in texts]
         return ask(EvalSet("math500", "math", 1, problems, **limits), config)
 
-    rows = evaluate(["1", "12", "1" * context])
-    lengths = [len(tokenizer(call["prompts"][0])["input_ids"]) for call in calls]
+    rows = evaluate("1", "12", "1" * context)
+    lengths = [len(tiny[1](call["prompts"][0])["input_ids"]) for call in calls]
     assert [call["asked"] for call in calls] == [(context - length, 0.1) for length in lengths]
-    assert [row["problem"] for row in rows] == ["1", "12", "111"]
-    assert rows[2]["reason"] == "truncated" and len(calls) == 2
+    assert [row["problem"] for row in rows] == ["1", "12", "111"] and len(calls) == 2
+    assert rows[2]["reason"] == "truncated"
     evaluation.print_table(rows)
     assert "WARNING: 3 problems had a lower limit, to fit the context" in capsys.readouterr().out
-    evaluate(["1"], max_tokens=5)
-    evaluate(["1"], replace(ONE, max_tokens=4, temperature=0.9))
+    evaluate("1", max_tokens=5)
+    evaluate("1", config=replace(ONE, max_tokens=4, temperature=0.9))
     assert [call["asked"] for call in calls[2:]] == [(5, 0.1), (4, 0.9)]

@@ -22,17 +22,19 @@ from tasks import toy
 STEP = "--model start --toy-lines 1 --steps 1 --prompts-per-step 2 --prompts-per-update 2 "
 STEP += "--rollouts-per-prompt 4 --heldout 4 --eval-groups 2 --window 6 --stride 3 --device cpu "
 STEP += "--keep-samples --use builders.alternating"
-OWN = """
-from dataclasses import replace
-
+HALF = """
 from credit.rules import rule
-from tasks import toy
-from base.config import TASKS
 
 
 @rule("half", "half of A")
 def half(batch, context):
     return batch.A.expand(batch.mask.shape) / 2
+"""
+NINE = """
+from dataclasses import replace
+
+from tasks import toy
+from base.config import TASKS
 
 
 def task(*inputs):
@@ -108,14 +110,15 @@ def test_a_file_enters_a_rule_and_a_task(core, run):
 
     Another rule of a name is refused: which of them would train?
     """
-    (core / "rewards_of_mine.py").write_text(OWN)
-    flags = f"{STEP} --task nine --method half --use rewards_of_mine.py --name own"
+    (core / "half.py").write_text(HALF)
+    (core / "nine.py").write_text(NINE)
+    flags = f"{STEP} --task nine --method half --use half.py --use nine.py --name own"
     assert "9 problems to train on" in run("train.py", flags)
     (values,) = read_lines(core / "runs/own/samples.jsonl")[1]["weights"].values()
     assert set(values) == {0.5}
     run("train.py", "--resume runs/own --steps 2")
     assert "| runs/own/model " in run("eval.py", "--model runs/own --samples 1 --device cpu")
-    (core / "taken.py").write_text(OWN.replace('"half"', '"grpo"'))
+    (core / "taken.py").write_text(HALF.replace('"half"', '"grpo"'))
     printed = run("train.py", STEP, "--task embedded --use taken.py", status=2)
     assert 'error: rule("grpo"): another rule has this name' in printed
 

@@ -10,7 +10,6 @@ from builders.simulated_gpu import CUDA, Cuda, mark
 
 import train
 from credit.rules import RULES
-from grpo import rollout
 from harness.fsdp import Ranks
 from harness.run import make_task
 from tasks import toy
@@ -30,7 +29,7 @@ def gpu():
 
 @pytest.fixture
 def run():
-    """A run whose rollouts are `written`, and whose verdicts alternate."""
+    """A run whose verdicts alternate."""
     model = toy.make_model(1, seed=0, width=16)
     tokenizer = toy.make_tokenizer()
     mark([*model.parameters(), *model.buffers()], CUDA)
@@ -39,19 +38,8 @@ def run():
     config = recipe_with(**sizes, task="embedded", dtype="float32")
     config, task, _ = make_task(config, tokenizer, 512)
     loaded = run_of(config, task, model, tokenizer, Ranks(0, 1, CUDA))
-    loaded.hooks.generate = written
     alternating.use(loaded.hooks)
     return sharded(loaded)
-
-
-def written(model, prompt_ids, prompt_mask, *, pad, **limits):
-    """A stand-in for `hf_generate`: responses of two lengths, two in three of them boxed."""
-    tokenizer = toy.make_tokenizer()
-    boxed = tokenizer("a=1+2=1+2=3\n\\boxed{3}<eos>")["input_ids"]
-    short = tokenizer("a=1+2=3\n<eos>")["input_ids"]
-    short += [pad] * (len(boxed) - len(short))
-    responses = [boxed if row % 3 else short for row in range(len(prompt_ids))]
-    return torch.tensor(responses, device=prompt_ids.device)
 
 
 @pytest.mark.parametrize("method", ["grpo", "shear"])
@@ -65,15 +53,5 @@ def test_an_evaluation_and_a_step(run, method):
     assert metrics["grad_norm"] > 0 and metrics["skipped"] == 0
     assert not all(torch.equal(old, new) for old, new in zip(before, weights, strict=True))
     assert all(weight.device == CUDA for weight in weights)
-
-
-def test_rollouts_by_generate(run):
-    """transformers' own loop runs greedily."""
-    model = run.context.policy.model
-    prompts = ["a=1+2;a?\n", "a?\n"]
-    rollouts = rollout(model, run.context.tokenizer, prompts, 2, max_tokens=3, temperature=0.0)
-    assert rollouts.ids.device == rollouts.mask.device == CUDA
-    with pytest.raises(TypeError, match="numpy"):
-        rollouts.ids.numpy()
-    with pytest.raises(RuntimeError, match="same device"):
-        rollouts.ids + torch.ones(3)
+    with pytest.raises(RuntimeError, match="same device"):  # what the GPU is simulated for
+        weights[0] + torch.ones(1)

@@ -15,7 +15,7 @@ from builders.processes import in_another_process, on_two
 from builders.rollouts import rollouts_of
 from builders.runs import save_run
 from builders.small_models import save_model, turns_tokenizer
-from builders.stand_ins import generate_together, replace_sampler
+from builders.stand_ins import replace_sampler
 
 import eval as command
 from base import files
@@ -38,14 +38,6 @@ def runs(tmp_path_factory):
     return [save_run(parent / f"r{width}") for width in WIDTHS]
 
 
-@pytest.fixture
-def sampler(monkeypatch) -> Mock:
-    """What samples, which counts its calls."""
-    counted = Mock(wraps=rollout)
-    replace_sampler(monkeypatch, counted)
-    return counted
-
-
 def answer_three(model, tokenizer, prompts: list[str], count: int, **limits):
     """Rollouts that all answer 3, as \\boxed{3} if the model is that of the second run."""
     text = r"\boxed{3}" if model.config.hidden_size == WIDTHS[1] else "3"
@@ -56,34 +48,34 @@ def answer_three(model, tokenizer, prompts: list[str], count: int, **limits):
 def test_a_model_gets_a_row_and_every_generation_one(runs, tmp_path, monkeypatch, capsys):
     """The printed numbers are those of generations.jsonl; `--from` prints them without a model.
 
-    Responses that are missing are told.
+    Responses that are missing are told. What was asked otherwise stays in the file, but is in no
+    table.
     """
     replace_sampler(monkeypatch, answer_three)
     out = tmp_path / "out"
     first, second = (shutil.copytree(run, tmp_path / Path(run).name) for run in runs)
-    run_well(
-        command, "--model", first, second, second / "model", SMALL, "--out", out, "--seeds 0 3 0"
-    )
+    asked = words_of(SMALL, "--out", out, "--model")
+    run_well(command, asked, first, second, second / "model", "--seeds 0 3 0")
     place, *printed = capsys.readouterr().out.splitlines()
     rows = read_lines(out / "generations.jsonl")
     assert place == f"{out}/" and len(rows) == 2 * 2 * 20 * 2
     columns = "model weights set settings seed block of problem sample score reason tokens limit"
     assert rows[0].keys() == {*columns.split(), "response"}
-    assert " problems=20 k=2 temperature=1.0 max_tokens=16 template=plain " in printed[0]
     assert f"  {first}/model: 80 responses: 80 no_answer" in printed
     right = 100 * np.mean([row["score"] for row in rows if row["model"] == f"{second}/model"])
     assert right > 0 and "WARNING" not in " ".join(printed)
-    for line, name, number in zip(
-        printed[-3:], (first, second, "gain"), (0, right, right), strict=True
-    ):
-        assert line.startswith(f"| {name}") and f"| {number:.1f} ± " in line
+    for line, number in zip(printed[-3:], (0, right, right), strict=True):
+        assert f"| {number:.1f} ± " in line
+    run_well(command, asked, second, "--samples 1")
+    assert f"{second}/model: 20 responses" in capsys.readouterr().out
+    assert len(read_lines(out / "generations.jsonl")) == len(rows) + 20
     shutil.rmtree(first)
     shutil.rmtree(second)
-    run_well(command, "--from", out)
-    assert capsys.readouterr().out.splitlines() == printed
-    write_rows(out / "generations.jsonl", rows[:-3])
-    run_well(command, "--from", out)
-    assert "WARNING: 3 responses are missing; the same" in capsys.readouterr().out
+    for kept, told in (rows, ""), (rows[:-3], "WARNING: 3 responses are missing; the same"):
+        write_rows(out / "generations.jsonl", kept)
+        run_well(command, "--from", out)
+        lines = capsys.readouterr().out.splitlines()
+        assert (told in " ".join(lines)) and (lines == printed) == (kept == rows)
 
 
 # ---- resumption ----------------------------------------------------------------------------------
@@ -108,9 +100,7 @@ def evaluate_as_rank(folder: Path, argv: list[str], status: int = 0) -> None:
     assert command.main(argv) == status
 
 
-def test_a_killed_evaluation_and_two_ranks_make_the_same_bytes(
-    runs, tmp_path, monkeypatch, sampler
-):
+def test_a_killed_evaluation_and_two_ranks_make_the_same_bytes(runs, tmp_path, monkeypatch):
     """A killed evaluation continues to the same bytes, also after a line that is cut off.
 
     Whole blocks are not made again; a third run makes nothing, and loads no model. Ranks take
@@ -130,7 +120,8 @@ def test_a_killed_evaluation_and_two_ranks_make_the_same_bytes(
     path = tmp_path / "part" / "generations.jsonl"
     assert whole.startswith(path.read_text()) and len(read_lines(path)) == 32
     path.write_text(path.read_text()[:-20])  # as a kill in the middle of a line would leave it
-    sampler.reset_mock()
+    sampler = Mock(wraps=rollout)
+    replace_sampler(monkeypatch, sampler)
     run_well(command, asked("part"))
     assert path.read_text() == whole and sampler.call_count == 2
     monkeypatch.setattr("harness.models.load_model", None)
@@ -149,85 +140,22 @@ def test_all_ranks_refuse_what_one_cannot_read(runs, tmp_path, capfd):
 # ---- what is sampled anew ------------------------------------------------------------------------
 
 
-@pytest.fixture
-def asked_rows(qwen_folder, tmp_path, sampler):
-    """A function that evaluates a model on three rows, with more flags, and counts what it samples.
-
-    The folder of the model and the file of the rows may be changed between its calls.
-    """
-    shutil.copytree(qwen_folder, tmp_path / "model")
-    rows = [{"problem": f"{i}?", "answer": str(i)} for i in range(3)]
-    write_rows(tmp_path / "rows.jsonl", rows)
-
-    def count(flags: str = "", data: str = "rows.jsonl") -> int:
-        sampler.reset_mock()
-        words = "--bench amc23 --max-tokens 4 --samples 2 --data", f"amc23={tmp_path / data}"
-        run_well(command, "--model", tmp_path / "model", words, "--out", tmp_path / "out", flags)
-        return sampler.call_count
-
-    return count
-
-
-def test_what_decides_a_response_is_in_its_key(asked_rows, tmp_path, capsys):
-    """A changed file of the model, flag, row of the data or seed: all of it is sampled anew.
-
-    Rows of before stay in the file, but in no table; what is asked as before is not sampled.
-    """
-    assert (asked_rows(), asked_rows()) == (1, 0)
-    flags = "--temperature .5", "--max-tokens 3", "--samples 1", "--template plain", "--block 5"
-    flags += "--seeds 1", "--dtype bfloat16", "--grade-timeout 9", "--use builders.generating"
-    for words in flags:
-        assert asked_rows(words) > 0, words
-    model = tmp_path / "model"
-    for path in model / "model.safetensors", model / "tokenizer_config.json":
-        assert asked_rows() == 0
-        # another time, as whoever rewrites it leaves
-        os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
-        assert asked_rows() == 1
-    data = tmp_path / "rows.jsonl"
-    data.write_text(data.read_text().replace('"answer": "2"', '"answer": "3"'))
-    capsys.readouterr()
-    assert (asked_rows(), asked_rows()) == (1, 0)
-    assert f"{model}: 6 responses" in capsys.readouterr().out
-    assert len({command.key_of(row) for row in read_lines(tmp_path / "out/generations.jsonl")}) > 13
-
-
-def test_what_decides_no_response_is_not(asked_rows, sampler, tmp_path, monkeypatch):
-    """Threads, the place of the data, and how many responses are generated together.
-
-    The sampled tokens depend on that number, which memory or a flag says.
-    """
-    generate_together(monkeypatch, 7)
-    of_one = set()  # tokens of the longest prompt and its response
-    for flags, batch in (("--seeds 0", 7), ("--seeds 1 --generate-batch 5", 5)):
-        assert asked_rows(flags) == 1
-        of_one.add(sampler.call_args.kwargs["batch_tokens"] / batch)
-    assert len(of_one) == 1
-    shutil.move(tmp_path / "rows.jsonl", tmp_path / "moved.jsonl")
-    for flags in ("--threads 1", "--generate-batch 3", "--seeds 1 0", "--ranks 1"):
-        assert asked_rows(flags, "moved.jsonl") == 0
-
-
-def test_a_rewritten_model_is_never_reported_by_its_old_samples(runs, tmp_path, capsys):
-    """It is sampled anew; `--from` leaves it out, with a warning, until it is.
-
-    Of a model that was asked twice, it shows the last responses.
-    """
-    run = Path(shutil.copytree(runs[0], tmp_path / "run"))
-    asked = words_of(SMALL, "--out", tmp_path / "out", "--model")
-    run_well(command, asked, runs[1], run)
-    save_model(run / "model", toy.make_model(1, seed=8))
-    capsys.readouterr()
-    run_well(command, "--from", tmp_path / "out")
+def test_a_rewritten_model_is_never_reported_by_its_old_samples(tmp_path, capsys):
+    """`--from` leaves it out, with a warning. Of a model that was asked twice, it shows the last."""
+    model = save_model(tmp_path / "model", toy.make_model(1, seed=0, width=16))
+    row = dict.fromkeys("weights set seed block problem".split(), "")
+    row |= dict(settings=dict(problems=1, k=1, max_tokens=9), limit=9, score=1, reason="correct")
+    own = row | dict(model=model, weights=command.identity_of(model))
+    other = row | dict(model="other")
+    before = own | {"settings": own["settings"] | {"max_tokens": 8}}
+    append_rows(tmp_path / "generations.jsonl", [before, own, other])
+    run_well(command, "--from", tmp_path)
+    assert f"  {model}: 1 responses" in capsys.readouterr().out
+    os.utime(tmp_path / "model" / "config.json", (0, 0))  # as whoever rewrites it leaves
+    run_well(command, "--from", tmp_path)
     printed = capsys.readouterr().out
-    assert f"WARNING: {run}/model was rewritten since: evaluate it again" in printed
-    assert f"| {runs[1]}/model " in printed and f"| {run}/model " not in printed
-    run_well(command, asked, run)
-    run_well(command, asked, run, "--samples 1")
-    capsys.readouterr()
-    run_well(command, "--from", tmp_path / "out")
-    printed = capsys.readouterr().out
-    assert "was rewritten" not in printed and f"{run}/model: 20 responses" in printed
+    assert f"WARNING: {model} was rewritten since: evaluate it again" in printed
+    assert "| other " in printed and f"| {model} " not in printed
 
 
 def test_a_model_of_the_hub_is_known_by_its_commit(tmp_path, monkeypatch):
@@ -260,10 +188,11 @@ def test_a_model_of_a_run_is_asked_in_the_run_s_template(tmp_path):
 def test_bad_input_is_one_sentence(runs, tmp_path, monkeypatch, assert_refused):
     """Each case of tests/cases/eval_refused.csv is refused.
 
-    M is a model, R its run, and old/ an evaluation of an earlier version.
+    M is a model, R its run, S a run of another seed, and old/ an evaluation of an earlier version.
     """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "R").symlink_to(runs[0])
+    save_run(tmp_path / "S", seed=1)
     save_model(tmp_path / "M", toy.make_model(1, seed=0))
     (tmp_path / "old").mkdir()
     append_rows(tmp_path / "old/generations.jsonl", [{"model": "M", "benchmark": "amc23"}])

@@ -7,8 +7,8 @@ import copy
 
 import pytest
 import torch
-from builders.commands import run_well
-from builders.groups import random_group, weights
+from builders.commands import BRIEF_FLAGS, run_well
+from builders.groups import random_group
 from builders.rollouts import sample_rollouts
 from torch.testing import assert_close
 
@@ -17,23 +17,22 @@ from base import files
 from grpo import Policy, Rollouts, policy_loss, score
 from harness import checkpoint
 from harness.fsdp import full, recompute_layers
+from shear import shear_weights
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device"),
 ]
-RUN = "--task embedded --use builders.alternating --name run --steps 4 --save-every 2 --keep 9 "
-RUN += "--prompts-per-step 2 --prompts-per-update 2 --rollouts-per-prompt 4 --heldout 4 "
-RUN += "--eval-groups 2 --warmup-steps 1"
+RUN = [*BRIEF_FLAGS, "--name run --steps 4 --save-every 2 --keep 9 --warmup-steps 1"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_are_those_of_a_cpu(dtype):
     """The plain functions give the same weights on both."""
-    hidden, mask, correct = random_group(9)
-    hidden = hidden.to(dtype)  # (G, T, d)
-    expected = weights(hidden, mask, correct, window=6, stride=3)
-    ours = weights(hidden.cuda(), mask.cuda(), correct.cuda(), window=6, stride=3)
+    hidden, *verdicts = random_group(17, 12, 4, 20, 9)
+    group = hidden.to(dtype), *verdicts
+    expected = shear_weights(*group, window=6, stride=3).omega
+    ours = shear_weights(*(part.cuda() for part in group), window=6, stride=3).omega
     assert_close(ours.cpu(), expected, atol=1e-5, rtol=1e-4)
 
 
@@ -61,13 +60,6 @@ def steps_of(out, *flags) -> list[dict]:
     """The steps' metrics after `train.py` in this process."""
     run_well(train, "--device cuda", flags)
     return [row for row in files.read_lines(out / "run" / "metrics.jsonl") if "step" in row]
-
-
-@pytest.mark.parametrize("method", ["grpo", "shear"])
-def test_a_step_of_a_method(method, tmp_path):
-    """It samples, grades, gives credit and trains; verdicts alternate, so groups have both."""
-    step, *_ = steps_of(tmp_path, RUN, "--method", method, "--out", tmp_path)
-    assert step["grad_norm"] > 0 and step["skipped"] == 0
 
 
 def test_one_rank_of_fsdp_and_its_checkpoint(tmp_path, monkeypatch):

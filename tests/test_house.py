@@ -1,6 +1,6 @@
 """The layout of the core: imports run down, in no circle, and none is of the lab.
 
-All of it is read from the files' own text. lab/tests/test_house.py reads the whole house.
+All of it is read from the files' own text. lab/tests/test_house.py reads the docs.
 """
 
 import ast

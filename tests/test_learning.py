@@ -1,54 +1,13 @@
 """train.py on the embedded task: a batch, a short run, and a whole training."""
 
-import random
-
 import pytest
-import torch
-from builders.commands import RUN_FLAGS, run_well
-from builders.rollouts import rollouts_of
-from builders.runs import ALONE, config_from, run_of, sharded
+from builders.commands import BRIEF_FLAGS, run_well
+from builders.runs import ALONE, config_from
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
 from base import files
-from credit.batch import Batch
-from grpo import group_advantages
-from harness.log import Clock
-from harness.run import load_run, make_task, start_run, warm_up_policy
-from tasks import toy
-
-
-@pytest.mark.parametrize("method", ["grpo", "shear"])
-def test_each_update_raises_what_has_credit(method):
-    """Each of four updates on one batch raises the sum of advantage times log-probability.
-
-    The batch has two careful and two careless demonstrations of each of four problems. The test
-    fails if credit, loss or update pull the wrong way.
-    """
-    flags = "--toy-lines 5 --prompts-per-step 4 --prompts-per-update 2 --rollouts-per-prompt 4"
-    config = config_from([*flags.split(), "--method", method])
-    tokenizer = toy.make_tokenizer()
-    config, task, _ = make_task(config, tokenizer, 512)
-    run = sharded(run_of(config, task, toy.make_model(5, seed=0, width=64), tokenizer))
-    rng = random.Random(8)
-    problems = task.train[:4]
-    prompts = []
-    responses = []
-    for problem in problems:
-        for careless in (False, False, True, True):
-            prompts.append(problem["problem"])
-            responses.append(toy.demonstrate(problem, rng, careless=careless))
-    rollouts = rollouts_of(tokenizer, prompts, responses)
-    batch = Batch.of(rollouts, task.verdicts(problems, rollouts), problems)
-    batch.advantages = group_advantages(batch.rewards, 4)
-    batch = train.score_and_credit(run, batch, Clock(ALONE.device))
-    assert 8 <= batch.rewards.sum() <= 12  # careless work may be right by chance
-    gains = [0.0]
-    for step in range(4):
-        train.update(run, batch, step)
-        rise = run.context.score(rollouts).log_probs - batch.log_probs
-        gains.append((rise * batch.token_advantages).sum().item())
-    assert gains == sorted(gains) and gains[-1] > 1
+from harness.run import load_run, start_run, warm_up_policy
 
 
 def test_all_pairs_of_the_default_run_converge(tmp_path):
@@ -62,31 +21,29 @@ def test_all_pairs_of_the_default_run_converge(tmp_path):
 
 
 def test_a_run_leaves_what_it_promises(tmp_path):
-    """It leaves config, metrics, samples with weights, its start, and a model that loads.
+    """It leaves metrics, samples with weights, its start, and a model that loads.
 
     Its verdicts alternate, so that both steps have gradients.
     """
-    flags = "--use builders.alternating --warmup-steps 2 --toy-width 16 --steps 2 --name run"
-    run_well(train, RUN_FLAGS, flags, "--out", tmp_path)
+    flags = "--warmup-steps 2 --toy-width 16 --steps 2 --name run"
+    run_well(train, BRIEF_FLAGS, flags, "--out", tmp_path)
     run = tmp_path / "run"
-    assert files.read_json(run / "config.json")["lr"] == 1e-4
     before, *steps, after = files.read_lines(run / "metrics.jsonl")
     assert before["before"] and after["after"] and [row["step"] for row in steps] == [1, 2]
     assert steps[0]["abs_log_ratio"] < 1e-5 and steps[0]["unconverged"] == 0
     assert steps[0]["eps_over_nbar"] == pytest.approx(0.05)
     samples = files.read_lines(run / "samples.jsonl")
-    assert len(samples) == 2 * 4
+    assert len(samples) == 2 * 4 and all(row["advantage"] for row in samples)
     for row in samples:
         weights = row["weights"]["shear"]
-        assert len(row["tokens"]) == len(weights) and row["advantage"] != 0
+        assert len(row["tokens"]) == len(weights)
         for token, weight in enumerate(weights):  # Alg. 1 line 14
             covering = [span[2] for span in row["spans"] if span[0] <= token < span[1]]
             assert weight == pytest.approx(max(covering), abs=1e-4)
     for name in ("model", "start"):
         model = AutoModelForCausalLM.from_pretrained(run / name)
-        tokenizer = AutoTokenizer.from_pretrained(run / name)
-        logits = model(**tokenizer(["a=1+2;a?\n"], return_tensors="pt")).logits
-        assert logits.shape[-1] == len(toy.symbols_of(1)) and torch.isfinite(logits).all()
+        ids = AutoTokenizer.from_pretrained(run / name)("a=1+2;a?\n", return_tensors="pt")
+        assert model(**ids).logits.isfinite().all()
 
 
 @pytest.mark.long

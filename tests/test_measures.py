@@ -74,7 +74,8 @@ def test_the_auc_of_the_first_error_against_written_out_numbers():
     # after: .2 .9 | .4; before: .1 .2 | .5. Pairs won: (.2: 1.5 of 3), (.9: 3), (.4: 2); of 9
     # positions after: 2, 3, 1; before: 0, 1, 0. Pairs won: 3, 3, 2.5; of 9
     ours = first_error_auc(weights, mask, torch.tensor([2, 1, -1]))
-    assert ours == pytest.approx(dict(auc=6.5 / 9, auc_position=8.5 / 9))
+    expected = dict(auc=6.5 / 9, auc_position=8.5 / 9, weight_before=0.8 / 3, weight_after=1.5 / 3)
+    assert ours == pytest.approx(expected)
     for nowhere in (-1, 0):  # no rollout counts, or no token comes before the error
         assert first_error_auc(weights, mask, torch.full((3,), nowhere)) == {}
 

@@ -18,7 +18,7 @@ from builders.commands import BRIEF_FLAGS, words_of
 from builders.one_step import one_step
 from builders.processes import on_two
 from builders.runs import ALONE, assert_same_run, recipe_with, run_of, sharded
-from builders.small_models import small_mixtral
+from builders.small_models import family_model
 from builders.stand_ins import hear_no_other_ranks
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -44,7 +44,9 @@ CASES = {
 def model_of(case: str):
     """An untrained model; the same on both ranks."""
     torch.manual_seed(1)
-    return small_mixtral() if case == "experts" else toy.make_model(2, seed=1).eval()
+    if case == "experts":
+        return family_model("mixtral", spread=0.02, num_local_experts=4)
+    return toy.make_model(2, seed=1).eval()
 
 
 def on_two_ranks(folder: Path, rollouts: Rollouts, untaught: str) -> None:

@@ -119,24 +119,19 @@ def test_a_forged_message_is_the_candidates_end(value):
 
 
 @pytest.mark.parametrize(
-    "source, asserts, reason",
+    "body, asserts, reason",
     [
-        ("def f(x): return x + 1", ["assert f(1) == 2", "assert f(2) == 3"], "correct"),
-        ("def f(x): return x", ["assert f(1) == 2"], "wrong"),
-        ("def f(x): return None", ["assert f(1)[0] == 2"], "wrong"),
-        ("def f(x): return 1 / 0", ["assert f(1) == 2"], "crashed"),
-        ("def f(x): raise MemoryError", ["assert f(1) == 2"], "memory"),
-        ("def f(x): raise SystemExit", ["assert f(1) == 2"], "crashed"),
-        ("def f(x): return x", ["assert f(1) = 2"], "infra_error"),
-        ("def f(x): return x", ["import no_such_module", "assert f(1)"], "unsupported"),
-        ("def f(x): return x(1)", ["assert f(lambda y: y) == 1"], "correct"),
-        ("def f(x): return x(1)", ["assert f({}.get) == 1"], "unsupported"),
-        ("def f(n): return 'x' * n", ["assert len(f(2**26)) == 2**26"], "output"),
+        ("return x + 1", ["assert f(1) == 2", "assert f(2) == 3"], "correct"), ("return x", ["assert f(1) == 2"], "wrong"),
+        ("return None", ["assert f(1)[0] == 2"], "wrong"), ("return 1 / 0", ["assert f(1) == 2"], "crashed"),
+        ("raise MemoryError", ["assert f(1) == 2"], "memory"), ("raise SystemExit", ["assert f(1) == 2"], "crashed"),
+        ("return x", ["assert f(1) = 2"], "infra_error"), ("return x", ["import no_such_module", "assert f(1)"], "unsupported"),
+        ("return x(1)", ["assert f(lambda y: y) == 1"], "correct"), ("return x(1)", ["assert f({}.get) == 1"], "unsupported"),
+        ("return 'x' * x", ["assert len(f(2**26)) == 2**26"], "output"),
     ],
-)
-def test_asserts_are_judged_outside(source, asserts, reason, link):
+)  # fmt: skip
+def test_asserts_are_judged_outside(body, asserts, reason, link):
     """The reason says whose fault a failure is."""
-    assert judge.across(link(source).file, {"asserts": asserts})[0] == reason
+    assert judge.across(link(f"def f(x): {body}").file, {"asserts": asserts})[0] == reason
 
 
 @pytest.mark.parametrize(

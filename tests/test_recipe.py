@@ -59,9 +59,9 @@ def test_every_default_of_the_evaluation():
     Training asks so, too, but with the flags of its own run.
     """
     asked = evaluation.parse_eval(["--model", "M"])
-    expected = dict(temperature=0.1, max_tokens=3000, samples=0, template="auto", block=128)
-    expected |= dict(grade_timeout=None, sandbox="auto", seeds=(0,))
-    assert {name: getattr(asked, name) for name in expected} == expected
+    sizes = asked.temperature, asked.max_tokens, asked.samples, asked.block, asked.seeds
+    assert sizes == (0.1, 3000, 0, 128, (0,))
+    assert (asked.template, asked.sandbox, asked.grade_timeout) == ("auto", "auto", None)
     assert benchmarks.LCB_WINDOW == ("2025-02-01", "2025-05-31")
     # samples a problem, avg@k of Sec. 5.2, and seconds to grade one
     for row in cases("sets.csv"):
@@ -85,35 +85,38 @@ def test_functions_for_other_trainers_have_the_same_defaults():
         assert inspect.signature(grade).parameters["timeout_s"].default == seconds
 
 
-@pytest.fixture
-def said(tmp_path, monkeypatch):
-    """A function that returns what a command prints, where what is heavy cannot be imported."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-    def run(script: str, words: str, expected: int = 2) -> str:
-        heavy = "torch", "transformers", "sympy"
-        status, printed = run_script(ROOT, script, words.split(), tmp_path / "printed", heavy)
-        assert status == expected, printed
-        return printed
-
-    return run
+def test_own_problems_have_sizes_for_a_cpu():
+    """Responses, spans and steps are short; a flag still decides."""
+    own = settings(*"--task own --model M --data F --lr 1e-4".split())
+    expected = dict(max_tokens=256, window=12, lr=1e-4, template="auto", warmup_steps=0)
+    assert {name: own[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize(
     "command, words, sentence",
     [
+        ("train.py", "--help", "(default: 40)"),
+        ("train.py", "--model M --help", "(default: 300)"),
+        ("eval.py", "--help", "--bench"),
         ("train.py", "--max-tokens modell", "Error parsing --max-tokens"),
         ("eval.py", "--modell M", "Unrecognized options: --modell"),
-        ("train.py", "--model a/b --data none.csv", "--data none.csv: cannot be read ([Errno 2]"),
         ("train.py", "--model a/b --data tests/cases/sets.csv", "sets.csv, row 1: needs "),
         ("train.py", "--lr=1e-4 --max_tokens 9 --max-tokens 8", "error: --max-tokens: is given twice"),
         ("train.py", "--recompute --no-recompute", "error: --recompute: is given twice"),
         ("eval.py", "--model M --model R", "error: --model: is given twice; give it once"),
     ],
 )  # fmt: skip
-def test_mistakes_are_answered_without_torch(command, words, sentence, said):
-    """Flags, a file and its rows are checked before torch is imported."""
-    assert sentence in said(command, words)
+def test_help_and_mistakes_are_answered_without_torch(
+    command, words, sentence, tmp_path, monkeypatch
+):
+    """The help has the embedded task's defaults, or with --model the paper's.
+
+    Flags, a file and its rows are checked before torch is imported.
+    """
+    monkeypatch.setenv("COLUMNS", "80")
+    heavy = "torch", "transformers", "sympy"
+    status, printed = run_script(ROOT, command, words.split(), tmp_path / "printed", heavy)
+    assert sentence in printed and status == (0 if "--help" in words else 2)
 
 
 def test_flags_that_are_appended_may_come_twice(monkeypatch):
@@ -124,19 +127,6 @@ def test_flags_that_are_appended_may_come_twice(monkeypatch):
     assert config.parse_train().method_option == ("a=1", "b=2")
     asked = evaluation.parse_eval("--model a b --use c --seeds 3 4 --use d".split())
     assert asked.use == ("c", "d") and asked.seeds == (3, 4)
-
-
-@pytest.mark.parametrize(
-    "command, words, words_of_it",
-    [
-        ("train.py", "", "(default: 40)"),
-        ("train.py", "--model M", "(default: 300)"),
-        ("eval.py", "", "--bench"),
-    ],
-)
-def test_help_shows_defaults_without_torch(command, words, words_of_it, said):
-    """They are the embedded task's, or with --model the paper's."""
-    assert words_of_it in said(command, f"{words} --help", 0)
 
 
 def test_every_number_has_bounds():
@@ -152,9 +142,3 @@ def test_every_number_has_bounds():
             else:
                 with pytest.raises(BadInput, match=f"{config.flag(name)} .*out of bounds"):
                     config.check_bounds(changed, config.MAY_BE_ZERO)
-
-
-@pytest.mark.parametrize("flag", ["--template", "--eps-unit", "--device", "--dtype", "--sandbox"])
-def test_a_choice_is_one_of_those_there_are(flag, assert_refused):
-    """tyro refuses others, and names the flag."""
-    assert_refused(config.parse_train, [f"{flag}=neither"], flag)

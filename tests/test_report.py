@@ -57,24 +57,20 @@ def step():
 def test_step_metrics_are_those_of_the_batch(step):
     """The metrics of a step are those computed by hand.
 
-    Weights count where A is not 0; a problem is solved by one right rollout; a method's own numbers
-    are passed on.
+    A problem is solved by one right rollout, above .5; a method's own numbers are passed on.
     """
     _, _, batch, weights = step
     metrics = step_metrics(batch)
-    mixed = weights[2:, :16]
     expected = dict(reward=0.25, solved=0.5, equal_groups=0.5, length=16, truncated=0.25)
     expected |= dict(entropy=0.25, unconverged=0.5, timeout=0, crashed=0, parse_error=0)
-    expected |= dict(weight_mean=mixed.mean().item(), weight_std=mixed.std().item())
+    expected |= dict(weight_mean=weights[2:, :16].mean().item())  # where A is not 0
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
-    assert 0.5 < metrics["ess"] < 1
     rewards = torch.tensor([math.nan, 0, 1, 0])  # one group, whose first rollout has no verdict
     one = replace(batch, rewards=rewards, advantages=group_advantages(rewards, 4), group_size=4)
     metrics = step_metrics(one)
     expected = dict(reward=1 / 3, equal_groups=0, infra_errors=1, solved=1)
     assert {name: metrics[name] for name in expected} == pytest.approx(expected)
-    partly = replace(one, rewards=torch.tensor([0.3, 0.2, 0.0, 0.4]))
-    assert step_metrics(partly)["solved"] == 0  # a response is right above .5
+    assert step_metrics(replace(one, rewards=torch.tensor([0.3, 0.2, 0.0, 0.4])))["solved"] == 0
 
 
 def test_samples_are_of_the_first_mixed_group(step):
@@ -83,19 +79,20 @@ def test_samples_are_of_the_first_mixed_group(step):
     The first group is all wrong.
     """
     tokenizer, task, batch, weights = step
-    run = Mock(context=Mock(tokenizer=tokenizer, task=task))
-    run.config = Mock(keep_samples=False, method="shear")
+    config = Mock(keep_samples=False, method="shear")
+    run = Mock(context=Mock(tokenizer=tokenizer, task=task), config=config)
     right, wrong = train.samples_of(run, batch, 6)
     assert [right["response"], right["reason"], right["first_error"]] == [RIGHT, "correct", None]
-    expected = {"step": 7, "response": WRONG, "score": 0.0, "first_error": (0, "arith", 12)}
+    expected = {"step": 7, "response": WRONG, "answer": "3", "score": 0.0}
+    expected |= {"first_error": (0, "arith", 12)}
     expected |= {"weights": {"shear": pytest.approx([0.1] * 12 + [0.9] * 4)}}
-    assert {name: wrong[name] for name in expected} == expected and wrong["advantage"] < 0
+    assert expected.items() <= wrong.items() and wrong["advantage"] < 0
     assert "".join(wrong["tokens"]) == WRONG + "<eos>"
-    assert "spans" not in right  # no rule has compared spans
-    run.config.keep_samples = True
+    config.keep_samples = True
     assert [row["response"] for row in train.samples_of(run, batch, 6)] == batch.rollouts.texts
     first = sample_rows(run.context, batch, {"shear": weights}, group=0)
     assert credit_vs_first_error(run.context, batch, "shear")["samples"] == first
+    assert "spans" not in first[0]  # no rule has compared spans
 
 
 def test_samples_have_the_closest_span_of_each_span(step):
@@ -140,18 +137,12 @@ def logged(tmp_path):
 
 
 def test_a_step_is_a_row_of_the_table_and_of_the_files(logged, capsys):
-    """Numbers stand below their titles; rare counts are shown where they are not 0.
-
-    Only the main rank writes and prints.
-    """
+    """Rare counts are shown where they are not 0. Only the main rank writes and prints."""
     log.log_step(logged, METRICS, [{"step": 1}])
+    printed = capsys.readouterr().out
+    assert "\n1/40 " in printed and " 0.430 " in printed and "skipped" not in printed
     log.log_step(logged, METRICS | dict(infra_errors=1234, skipped=1, step=2), [])
-    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line}
-    shown = dict(zip(lines["step"].split(), lines["1/40"].split(), strict=True))
-    expected = {"reward": "0.430", "length": "64", "gnorm": "0.051", "s/step": "2.1"}
-    assert expected.items() <= shown.items()
-    assert len(lines["step"]) == len(lines["1/40"]) == len(lines["2/40"]) <= 100
-    assert [lines["infra_errors"], lines["skipped"]] == ["  infra_errors 1234", "  skipped 1"]
+    assert {"  infra_errors 1234", "  skipped 1"} <= set(capsys.readouterr().out.splitlines())
     assert [row["step"] for row in files.read_lines(logged.folder / "metrics.jsonl")] == [1, 2]
     assert files.read_lines(logged.folder / "samples.jsonl") == [{"step": 1}]
     logged.ranks = Ranks(1, 2, logged.ranks.device)
@@ -168,13 +159,6 @@ def test_what_goes_wrong_in_more_than_a_hundredth_is_warned_of_once(name, remedy
         log.log_step(logged, METRICS | {name: share, "step": step}, [])
         warned = remedy in capsys.readouterr().out
         assert warned == (step == 3)
-
-
-def test_the_header_repeats(logged, capsys):
-    """A long table has it every twenty rows."""
-    for step in (1, 2, 20, 21):
-        log.log_step(logged, METRICS | {"step": step}, [])
-        assert ("reward" in capsys.readouterr().out) == (step in (1, 21))
 
 
 @pytest.mark.parametrize(
@@ -214,38 +198,35 @@ def small(logged):
 
 def test_the_end_compares_with_the_start(small, capsys):
     """Rollouts of the evaluations have files of their own; unknown numbers are dashes."""
-    rows = [{"step": 1, "problem": "1+1?"}]
-    after = BEFORE | {"greedy": (0.893, 0.014, 512), "localisation": {"auc": 0.984}}
-    after |= {"example": ["  0.10  a=3"]}
+    rows = [{"problem": "1+1?", "response": "2", "score": 1.0}]
+    credit = {"auc": 0.984, "weight_before": 0.1, "weight_after": 0.9}
+    after = BEFORE | {"greedy": (0.893, 0.014, 512), "localisation": credit}
     log.log_evaluation(small, before=BEFORE | {"samples": rows})
     log.log_evaluation(small, before=BEFORE, after=after | {"samples": rows})
-    log.print_end(small, BEFORE, after)
+    log.print_end(small, BEFORE, after | {"example": ["  0.10  a=3"]})
     first, last = files.read_lines(small.folder / "metrics.jsonl")
     assert first.keys() == {"before"} and last.keys() == {"after"}
     assert "samples" not in last["after"]
     for when in "before", "after":
         assert files.read_lines(small.folder / f"{when}.jsonl") == rows
-    printed = capsys.readouterr().out
-    _, greedy, sampled, credit, *_ = printed.split("held out, %")[2].split("\n")
-    assert greedy.split()[-6:] == ["34.4", "±", "2.1", "89.3", "±", "1.4"]
-    assert sampled.split()[-3:] == ["37.9", "±", "-"] and credit.split()[-2:] == ["-", "98.4"]
-    assert f"eval.py --model {small.folder}\n" in printed and "\n  0.10  a=3\n" in printed
+    printed = " ".join(capsys.readouterr().out.split())
+    for words in "34.4 ± 2.1 89.3 ± 1.4", "37.9 ± - 37.9 ± -", "- 98.4", " 0.10 a=3 ":
+        assert words in printed
+    assert f"eval.py --model {small.folder} " in printed
 
 
-def told(gains: list[float]) -> str:
-    """The verdict on a run whose sampled accuracy grew so by problem."""
+@pytest.mark.parametrize(
+    "gains, words",
+    [
+        ([0.25, -0.25] * 5, "gain +0.0 ± 8.3 points, paired by 10 held-out problems: it cannot"),
+        ([0.25, -0.25] * 5, "problems show gains above 17 points; 6% of the groups had no signal"),
+        ([-0.1, -0.3] * 5, "-20.0 ± 3.3 points, paired by 10 held-out problems: more than chance"),
+        ([math.nan] + [0.1] * 9, "paired by 9 held-out"),
+        ([math.nan] * 9 + [0.1], "too few held-out problems"),
+    ],
+)
+def test_a_verdict_is_the_paired_gain_beside_its_error(gains, words):
+    """A gain of two standard errors is told from none; unknown accuracies are in no number."""
     before = {"by_problem": [0.5] * len(gains)}
     after = {"by_problem": [0.5 + gain for gain in gains]}
-    return " | ".join(log.verdict_of(before, after, [METRICS] * 2))
-
-
-def test_a_verdict_is_the_paired_gain_beside_its_error():
-    """A gain of two standard errors is told from none; unknown accuracies are in no number."""
-    alike = told([0.25, -0.25] * 5)
-    assert "gain +0.0 ± 8.3 points, paired by 10 held-out problems: it cannot be told" in alike
-    assert "so many problems show gains above 17 points; 6% of the groups had no signal" in alike
-    assert "+20.0 ± 3.3 points, paired by 10 held-out problems: more than" in told([0.1, 0.3] * 5)
-    lost = "-20.0 ± 3.3 points, paired by 10 held-out problems: more than chance"
-    assert lost in told([-0.1, -0.3] * 5)
-    assert "paired by 9 held-out" in told([math.nan] + [0.1] * 9)
-    assert told([math.nan] * 9 + [0.1]).startswith("too few held-out problems")
+    assert words in " | ".join(log.verdict_of(before, after, [METRICS] * 2))

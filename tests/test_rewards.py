@@ -109,7 +109,7 @@ def test_a_busy_worker_without_a_master_ends_within_its_cpu_time():
     assert workers.in_worker("x/2", ".5x", 60.0) == "correct"
     worker = workers._idle.pop()
     assert 0 < resource.prlimit(worker.process.pid, resource.RLIMIT_AS)[0] <= workers.MEMORY
-    worker.process.stdin.write(json.dumps([r"9^{9^{9^{9}}}", "5", -1.0]).encode() + b"\n")
+    worker.process.stdin.write(json.dumps([r"9^{9^{9^{9}}}", "5", -2.0]).encode() + b"\n")
     worker.process.stdin.close()
     assert worker.process.wait(300) == -signal.SIGXCPU
     worker.process.stdout.close()
@@ -135,14 +135,14 @@ def test_a_question_that_kills_its_workers_is_wrong(monkeypatch):
 
 
 def test_a_hard_limit_of_the_user_holds():
-    """A worker sets its limit of CPU time below the user's hard limit, and fails at none above."""
-    script = "from resource import *; from grading.workers import limit; "
-    script += (
-        "setrlimit(RLIMIT_CPU, (60, 60)); limit(RLIMIT_CPU, 100); print(getrlimit(RLIMIT_CPU)); "
-    )
-    script += "limit(RLIMIT_CPU, 30); print(getrlimit(RLIMIT_CPU))"
-    printed = subprocess.check_output([sys.executable, "-c", script], text=True, cwd=ROOT)
-    assert printed == "(60, 60)\n(30, 60)\n"
+    """A worker sets its limits below the user's hard limits, and starts where they are lower."""
+    script = "from resource import *; from grading.workers import *; "
+    script += "setrlimit(RLIMIT_AS, (3 * 10**9,) * 2); setrlimit(RLIMIT_CPU, (60, 60)); "
+    script += "limit(RLIMIT_CPU, 30); print(getrlimit(RLIMIT_CPU)); "
+    script += "limit(RLIMIT_CPU, 100); print(getrlimit(RLIMIT_CPU)); work()"
+    command = [sys.executable, "-c", script]
+    printed = subprocess.check_output(command, text=True, cwd=ROOT, stdin=subprocess.DEVNULL)
+    assert printed == "(30, 60)\n(30, 60)\nready\n"
 
 
 STDIO = {"inputs": ["1\n"], "outputs": ["2\n"]}
@@ -179,7 +179,10 @@ def test_outputs_are_compared_line_by_line(case):
 
 
 def test_cores_are_those_of_the_container(tmp_path, monkeypatch):
-    """More programs at a time than the quota would run out of time through no fault of theirs."""
+    """More programs at a time than the quota would run out of time through no fault of theirs.
+
+    macOS lacks `sched_getaffinity`.
+    """
     quota = tmp_path / "cpu.max"
     monkeypatch.setattr(rewards, "QUOTA", quota)
     monkeypatch.setattr(rewards.os, "sched_getaffinity", lambda process: range(32))
@@ -189,6 +192,9 @@ def test_cores_are_those_of_the_container(tmp_path, monkeypatch):
     quota.unlink()
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert rewards.cores() == 4
+    monkeypatch.delattr(rewards.os, "sched_getaffinity")
+    monkeypatch.setattr(rewards.os, "cpu_count", lambda: 16)
+    assert rewards.cores() == 2
 
 
 def test_grade_all_keeps_the_order_and_every_item_its_own_limit():

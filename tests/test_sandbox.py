@@ -238,3 +238,6 @@ def test_the_strongest_level_that_works_is_taken(monkeypatch, capsys):
     assert "can use the network" in capsys.readouterr().err
     with pytest.raises(SandboxError, match=r"strict: name spaces: Operation not permitted"):
         choose("strict", failures=2)
+    monkeypatch.setattr(sandbox.sys, "platform", "darwin")
+    with pytest.raises(SandboxError, match="the sandbox needs Linux"):
+        choose("auto", failures=0)

@@ -6,6 +6,7 @@ Noise is a sampler's next random number.
 import copy
 from dataclasses import replace
 from itertools import product
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -15,16 +16,13 @@ from builders.commands import words_of
 from builders.rollouts import rollouts_of
 from builders.runs import ALONE, config_from
 from builders.stand_ins import hear_no_other_ranks, replace_sampler
-from transformers import AutoTokenizer
 
 import train
-from base.files import append_rows
 from credit.batch import Batch
-from harness import run as load
 from harness.fsdp import Ranks
-from harness.log import open_folder
 from harness.run import Run, load_run, start_run, warm_up_policy
 from tasks import toy
+from tasks.task import Task, split
 
 FLAGS = (
     "--toy-lines 2 --toy-width 16 --heldout 12 --eval-groups 12 --temperature .7 "
@@ -46,7 +44,7 @@ def texts(problems: list[dict]) -> tuple[str, ...]:
 
 @pytest.fixture(scope="module")
 def starts(tmp_path_factory):
-    """For seeds 0, 0 and 1: the run, and its lessons' forbidden and shown problems.
+    """For seeds 0, 0 and 1: the run, and its lesson's forbidden and shown problems.
 
     The lessons teach nothing.
     """
@@ -62,14 +60,11 @@ def starts(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(toy, "demonstrations", demonstrations)
         patch.setattr(toy, "teach", lambda model, batch_loss, steps, name: batch_loss().item())
-        for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-            out = str(tmp_path_factory.mktemp("runs"))
-            words = words_of(FLAGS, "--seed", seed, "--out", out, "--name", name)
-            lessons.clear()
-            run = load_run(config_from(words), ALONE)
-            with open_folder(run) as folder:
-                warm_up_policy(run, folder)
-                made.append((start_run(run, folder), list(lessons)))
+        for seed in (0, 0, 1):
+            folder = tmp_path_factory.mktemp("run")
+            run = load_run(config_from(words_of(FLAGS, "--seed", seed)), ALONE)
+            warm_up_policy(run, folder)
+            made.append((start_run(run, folder), lessons[-1]))
     return made
 
 
@@ -79,29 +74,23 @@ def test_what_a_run_starts_from_depends_on_its_seed(starts):
     No lesson shows a held-out problem.
     """
     facts = []
-    for run, lessons in starts:
-        weights = dict(run.trained.model.named_parameters())["model.embed_tokens.weight"]
-        *_, (forbidden, shown) = lessons
+    for run, (forbidden, shown) in starts:
+        weights = run.trained.model.get_input_embeddings().weight.tolist()
         task = run.context.task
-        facts.append([texts(task.train), texts(task.heldout), shown, weights.tolist()])
+        facts.append([texts(task.train), texts(task.heldout), shown, weights])
         assert forbidden == set(texts(task.heldout))
     assert facts[0] == facts[1]
     assert not [fact for fact, other in zip(facts[0], facts[2], strict=True) if fact == other]
 
 
-def test_what_is_held_out_of_a_file_depends_on_the_seed(qwen_folder, tmp_path):
+def test_what_is_held_out_of_a_file_depends_on_the_seed():
     """The problems held out of a file depend on the seed alone."""
-    path = tmp_path / "problems.jsonl"
-    append_rows(path, [{"problem": str(number), "answer": "1"} for number in range(40)])
-    words = words_of(
-        "--max-tokens 9 --heldout 8 --eval-groups 8 --data", path, "--model", qwen_folder
-    )
-    tokenizer = AutoTokenizer.from_pretrained(qwen_folder)
-    heldout = []
-    for seed in "001":
-        task = load.make_task(config_from([*words, "--seed", seed]), tokenizer, 512)[1]
-        heldout.append(texts(task.heldout))
-    assert heldout[0] == heldout[1] != heldout[2]
+    task = Task("t", [{"problem": str(n)} for n in range(40)], [], itemgetter("problem"), None)
+    parts = [
+        split(task, toy.make_tokenizer(), heldout=8, seed=seed, max_prompt_tokens=9)[0]
+        for seed in (0, 0, 1)
+    ]
+    assert parts[0] == parts[1] and parts[0].heldout != parts[2].heldout
 
 
 @pytest.fixture

@@ -108,16 +108,16 @@ def test_a_problem_whose_error_grew_takes_plain_iterations(monkeypatch):
 def test_points_without_mass_contribute_nothing(fill):
     """A padded problem is the unpadded one, whatever its padding costs; plan and potentials are 0."""
     cost = costs(5, 4)
-    padded = pad(cost, (0, 5, 0, 3), value=fill)
-    a = pad(torch.ones(5).double() / 5, (0, 3))
-    b = pad(torch.ones(4).double() / 4, (0, 5))
+    rows = (0, 3)
+    columns = (0, 5)
+    a = pad(torch.ones(5).double() / 5, rows)
+    b = pad(torch.ones(4).double() / 4, columns)
     plain = sinkhorn(cost, eps=0.1)
-    ours = sinkhorn(padded, a, b, eps=0.1)
-    assert_close(ours.value, plain.value, **TO_ROUNDING)
-    assert_close(ours.value_linear, plain.value_linear, **TO_ROUNDING)
-    assert_close(ours.plan, pad(plain.plan, (0, 5, 0, 3)), **TO_ROUNDING)
-    assert_close(ours.potentials[0], pad(plain.potentials[0], (0, 3)), **TO_ROUNDING)
-    assert_close(ours.potentials[1], pad(plain.potentials[1], (0, 5)), **TO_ROUNDING)
+    ours = sinkhorn(pad(cost, columns + rows, value=fill), a, b, eps=0.1)
+    f, g = plain.potentials
+    expected = plain.value, plain.value_linear, pad(plain.plan, columns + rows)
+    assert_close((ours.value, ours.value_linear, ours.plan), expected, **TO_ROUNDING)
+    assert_close(ours.potentials, (pad(f, rows), pad(g, columns)), **TO_ROUNDING)
 
 
 @pytest.mark.parametrize("eps", [1e-2, 1e-12, 1e-30])

@@ -14,24 +14,26 @@ import pytest
 import torch
 from builders.case_files import cases
 from builders.commands import raising, words_of
-from builders.runs import config_from
+from builders.runs import config_from, recipe_with
 from pyarrow import parquet
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from base.errors import BadInput
 from base.files import write_rows
+from grading.sandbox import SandboxError
 from grpo import Rollouts
-from harness.run import make_task
+from harness.run import lower, make_task
 from rewards import grade_math
 from tasks import toy
-from tasks.problems import load_problems
+from tasks.problems import HUB, load_problems
 from tasks.rows import read_rows
 from tasks.task import (
     INSTRUCTIONS,
     Task,
     check_readable,
     choose_template,
+    grader,
     render,
     text_task,
 )
@@ -97,18 +99,31 @@ def test_a_training_task_refuses_copies(words, reason, qwen, tmp_path, monkeypat
     assert [v.reason for v in task.verdicts(rows[:1], rollouts)] == [reason, "correct"]
 
 
+def test_programs_are_graded_at_the_level_that_was_asked_for(monkeypatch):
+    """One that does not work here is refused, before a model is loaded."""
+    monkeypatch.setattr("tasks.task.grade_code", lambda *inputs, **options: (inputs, options))
+    monkeypatch.setattr("grading.sandbox.choose_level", lambda level: level)
+    grade = grader("code", 3, "strict")
+    assert grade("R", "T") == (("R", "T"), {"level": "strict", "timeout_s": 3})
+    error = SandboxError("strict: name spaces: Operation not permitted")
+    monkeypatch.setattr("grading.sandbox.choose_level", raising(error))
+    with pytest.raises(BadInput, match=r"--sandbox strict: .*not permitted; choose another"):
+        grader("code", None, "strict")
+
+
 def test_prompts_that_leave_no_room_are_dropped_and_counted(qwen, tmp_path):
     """Prompts of more than 250 tokens are dropped, where a token is a byte: one has 300 letters."""
     long = [{"problem": "x" * 300, "answer": "1"}, {"problem": "x" * 100, "answer": "1" * 60}]
-    words = "--max-tokens 9 --heldout 2 --eval-groups 2 --template chat --grade-timeout 3"
-    _, task, notes = made_task(qwen, tmp_path, numbered(5) + long, 259, words)
+    rows = numbered(5) + long
+    words = "--max-tokens 9 --heldout 2 --eval-groups 2 --grade-timeout 3"
+    _, task, notes = made_task(qwen, tmp_path, rows, 259, words)
     data = f"data {tmp_path / 'x.jsonl'}: 7 of 7 rows"
     assert {data, "template chat", "1 problems dropped: prompts of over 250 tokens"} <= set(notes)
     assert task.grade.keywords == {"timeout_s": 3}
-    assert (len(task.train), len(task.heldout)) == (4, 2)
-    assert all(problem not in task.train for problem in task.heldout)
+    assert sorted(map(rows.index, task.train + task.heldout)) == [0, 1, 2, 3, 4, 6]
+    assert len(task.heldout) == 2
     with pytest.raises(BadInput, match="6 of 7 prompts fit 250 tokens, not more than --heldout 6"):
-        made_task(qwen, tmp_path, numbered(5) + long, 259, words + " --heldout 6")
+        made_task(qwen, tmp_path, rows, 259, words + " --heldout 6")
 
 
 @pytest.mark.parametrize(
@@ -130,6 +145,11 @@ def test_sizes_that_were_not_given_shrink_to_the_data_and_the_context(
     assert (config.heldout, *steps, config.max_tokens) == sizes
     assert (len(task.train), len(task.heldout)) == (count - sizes[0], sizes[0])
     assert ("--heldout 7, not 64: there are 38 problems" in notes) == (sizes[0] == 7)
+
+
+def test_sizes_of_a_resumed_run_stay():
+    """It would not be the same run."""
+    assert lower(recipe_with(resume="run"), [], "", heldout=1) == recipe_with(resume="run")
 
 
 @pytest.mark.parametrize(
@@ -220,24 +240,29 @@ def test_a_prompt_is_the_same_on_any_day(text, written, qwen):
 
 
 def test_auto_goes_by_the_tokenizer_then_by_the_name(qwen):
-    """`qwen-math` needs a template, and both words in one part of the name."""
-    assert (
-        choose_template("auto", "models--Qwen--Qwen2.5-Math-7B/snapshots/0a1b", qwen) == "qwen-math"
-    )
-    assert choose_template("auto", "/home/mathilda/qwen", qwen) == "chat"
-    assert choose_template("auto", "Qwen/Qwen2.5-Math-7B", toy.make_tokenizer()) == "plain"
+    """`qwen-math` needs a template, and both words in one part of the name.
+
+    A template that is asked for is used whatever the name, if the tokenizer has one.
+    """
+    base = toy.make_tokenizer()
+    for name, template in {
+        "models--Qwen--Qwen2.5-Math-7B/snapshots/0a1b": "qwen-math",
+        "/home/qwen/mathilda": "chat",
+    }.items():
+        assert choose_template("auto", name, qwen) == template
+    assert choose_template("auto", "Qwen/Qwen2.5-Math-7B", base) == "plain"
+    for template in "qwen-math", "chat", "plain":
+        assert choose_template(template, "qwen-math", qwen) == template
+    assert choose_template("plain", "some/model", base) == "plain"
+    with pytest.raises(BadInput, match="of some/model has no chat template; use plain"):
+        choose_template("chat", "some/model", base)
 
 
-@pytest.mark.parametrize("template", ["qwen-math", "chat", "plain"])
-def test_a_template_that_is_asked_for_is_used_whatever_the_name(template, qwen):
-    """A prompt has the instruction of its kind; a tokenizer without the template is refused."""
-    assert choose_template(template, "qwen-math", qwen) == template
+def test_a_prompt_has_the_instruction_of_its_kind(qwen):
+    """A program is asked for otherwise than a number."""
     for kind, instruction in INSTRUCTIONS.items():
-        prompt = text_task(kind, template, qwen, grade_math).prompt({"problem": "Print 0."})
-        assert prompt == render(template, "Print 0.", instruction, qwen)
-    message = "of some/model has no chat template; use plain"
-    with nullcontext() if template == "plain" else pytest.raises(BadInput, match=message):
-        choose_template(template, "some/model", toy.make_tokenizer())
+        prompt = text_task(kind, "chat", qwen, grade_math).prompt({"problem": "Print 0."})
+        assert prompt == render("chat", "Print 0.", instruction, qwen)
 
 
 # ---- files --------------------------------------------------------------------------------------
@@ -303,23 +328,11 @@ def test_rows_of_the_known_layouts_become_problems(case, load):
     assert load(case["row"])[0] == [due]
 
 
-@pytest.mark.parametrize(
-    "value, answer",
-    [
-        (Decimal("1.50"), "1.50"),
-        (["7"], "found: problem, answer: list"),
-    ],
-)
-def test_a_column_of_another_type_is_text_or_is_named(value, answer, tmp_path):
-    """A decimal becomes text, and the type of any other value is named."""
-    path = tmp_path / "x.parquet"
-    write_parquet(path, [{"problem": "q", "answer": value}])
-    with pytest.raises(BadInput, match=answer) if "found" in answer else nullcontext():
-        assert load_problems("math", str(path))[0] == [{"problem": "q", "answer": answer}]
-
-
 def test_numbers_of_a_table_keep_their_digits(tmp_path):
-    """A short float keeps its decimal digits, also within an object."""
+    """A short float keeps its decimal digits, also within an object; a decimal becomes text.
+
+    The type of any other answer is named.
+    """
     steps = pyarrow.struct({"all": pyarrow.list_(pyarrow.float16())})
     columns = {"question": pyarrow.string(), "answer": pyarrow.float32(), "steps": steps}
     rows = [{"question": "a", "answer": x, "steps": {"all": [x, 0.3]}} for x in (0.1, 27.0)]
@@ -329,6 +342,11 @@ def test_numbers_of_a_table_keep_their_digits(tmp_path):
     assert list(read_rows(path)) == rows
     problems, _ = load_problems("math", str(path))
     assert [problem["answer"] for problem in problems] == ["0.1", "27", "0.5"]
+    write_parquet(path, [{"problem": "q", "answer": Decimal("1.50")}])
+    assert load_problems("math", str(path))[0] == [{"problem": "q", "answer": "1.50"}]
+    write_parquet(path, [{"problem": "q", "answer": ["7"]}])
+    with pytest.raises(BadInput, match="found: problem, answer: list"):
+        load_problems("math", str(path))
 
 
 def test_a_table_that_was_written_again_is_read_again(tmp_path):
@@ -376,16 +394,17 @@ def test_levels_and_abilities_of_others_are_left_out(load):
 
     Programs have no such levels, and in a file of one's own a level is just a column.
     """
-    levels = [3, "Level 4", "5", 4.0, None, "", 6, "hard", 1, 2.0, "Level 1", "Level ?"]
+    kept = [3, "Level 4", "5", 4.0, None, "", 6, "hard"]
+    levels = [*kept, 1, 2.0, "Level 1", "Level ?"]
     rows = [{"problem": f"L{level}", "gt_answer": "1", "level": level} for level in levels]
     problems, notes = load(*rows, {"ability": "code"})
-    assert [problem["problem"] for problem in problems] == [f"L{level}" for level in levels[:8]]
+    assert [problem["problem"] for problem in problems] == [f"L{level}" for level in kept]
     assert "8 of 13 rows of levels 3 to 5" in notes[0]
     own = {"problem": "a", "answer": "1"}
-    assert load(own | {"level": 1})[0] == [own]
     program = {"problem": "a", "tests": {"inputs": [""], "outputs": ["1"]}}
-    problems, notes = load(program | {"level": 1}, {"ability": "math"}, kind="code")
-    assert problems == [program] and "1 of 2 rows of ability" in notes[0]
+    for row, kind, other in (own, "math", "code"), (program, "code", "math"):
+        problems, notes = load(row | {"level": 1}, {"ability": other}, kind=kind)
+        assert problems == [row] and "1 of 2 rows of " in notes[0]
 
 
 def test_own_tests_survive_a_table(tmp_path):
@@ -459,16 +478,16 @@ def fake_hub(monkeypatch, tmp_path):
     return download
 
 
-def test_math_comes_from_the_hub(fake_hub):
-    """One file of the set is read; a row without an answer is dropped; the paper's count stays."""
-    answers = [*map(str, range(8_522)), ""]
-    fake_hub.rows = [{"question": "q", "gt_answer": text, "level": 3} for text in answers]
+def test_math_comes_from_the_hub(fake_hub, monkeypatch):
+    """One file of the set is read; a row without an answer is dropped; the paper's count is none."""
+    name, file, _ = HUB["math"]
+    monkeypatch.setitem(HUB, "math", (name, file, 3))
+    fake_hub.rows = [{"question": "q", "gt_answer": text, "level": 3} for text in ("7", "8", "")]
     problems, (counts, dropped) = load_problems("math", None)
-    name = "hkust-nlp/SimpleRL-Zoo-Data"
-    assert fake_hub.calls == [(name, "simplelr_qwen_level3to5/train.parquet", "dataset")]
-    assert problems == [{"problem": "q", "answer": text} for text in answers[:-1]]
-    assert counts.startswith(f"data {name} (hub): 8,523 of 8,523 rows")
-    assert dropped.startswith("WARNING: 1 rows cannot be used (the first: row 8523: needs")
+    assert fake_hub.calls == [(name, file, "dataset")]
+    assert problems == [{"problem": "q", "answer": text} for text in ("7", "8")]
+    assert counts == f"data {name} (hub): 3 of 3 rows"
+    assert dropped.startswith("WARNING: 1 rows cannot be used (the first: row 3: needs")
 
 
 def test_code_comes_from_the_hub(fake_hub):

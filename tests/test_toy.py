@@ -11,7 +11,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 from builders.runs import config_from
-from builders.small_models import save_model
 from transformers import AutoTokenizer, PreTrainedModel
 
 from grpo import rollout
@@ -76,19 +75,15 @@ def test_answers_are_those_of_an_independent_evaluation():
     "old, new, token, kind, end",
     [
         ("=3+7=0", "=3+7=1", 12, "arith", 24),  # a line of 12 tokens, its end of line among them
-        ("=3+7=0", "=3+8=1", 12, "lookup", 24),
-        ("=3+7=0", "=3-7=6", 12, "operator", 24),
-        ("b=3+a=", "b=4+a=", 12, "copy", 24),
-        ("c=b*7=0*7=0\n", "b=3+a=3+7=0\n", 24, "repeat", 36),
-        ("a=3-6=3-6=7\n", "", 0, "order", 12),
-        ("c=b*7=0*7=0", "c=b*7=0*7", 24, "format", 34),
-        ("c=b*7=0*7=0\n", "c=4\n", 24, "shortcut", 28),
-        ("boxed{0}", "boxed{1}", 36, "final", 39),
+        ("=3+7=0", "=3+8=1", 12, "lookup", 24), ("=3+7=0", "=3-7=6", 12, "operator", 24),
+        ("b=3+a=", "b=4+a=", 12, "copy", 24), ("c=b*7=0*7=0\n", "b=3+a=3+7=0\n", 24, "repeat", 36),
+        ("a=3-6=3-6=7\n", "", 0, "order", 12), ("c=b*7=0*7=0", "c=b*7=0*7", 24, "format", 34),
+        ("c=b*7=0*7=0\n", "c=4\n", 24, "shortcut", 28), ("boxed{0}", "boxed{1}", 36, "final", 39),
         ("boxed{0}", "boxed{0}\n", 36, "format", 40),
         ("\\boxed{0}", "", 36, "format", 37),  # the stop token stands where the box should
         ("b=3+a", "b=3+<pad>a", 12, "format", 25),  # a sampled <pad> is a token, and a fault
     ],
-)
+)  # fmt: skip
 def test_first_error_names_kind_and_tokens(old, new, token, kind, end):
     """Each row makes one change to a right response.
 
@@ -119,8 +114,8 @@ def test_more_than_eight_lines_have_further_labels_and_a_vocabulary_of_their_own
     response = toy.demonstrate(problem, random.Random(0), careless=False)
     ids = many(response)["input_ids"]
     assert many.decode(ids) == response and len(ids) + 1 == toy.response_tokens(24)
-    assert toy.make_model(24, seed=0, width=8).get_input_embeddings().num_embeddings == len(many)
     assert toy.first_error(problem, response) is None
+    assert toy.make_model(24, seed=0, width=8).vocab_size == len(many)
 
 
 def test_demonstrations_of_many_lines_are_right_as_often_as_those_of_eight():
@@ -144,11 +139,10 @@ def test_held_out_problems_are_not_trained_on():
     assert len(heldout) == 10 * (10 + 10 + 3) and not train
 
 
-def test_tokenizer_has_one_token_a_symbol_and_survives_saving(tmp_path):
-    """AutoTokenizer loads the folder and gives the same ids."""
-    loaded = AutoTokenizer.from_pretrained(save_model(tmp_path, toy.make_model(3, seed=0)))
+def test_tokenizer_has_one_token_a_symbol_and_survives_saving(untaught):
+    """AutoTokenizer loads a model's folder and gives the same ids."""
     text = PROBLEM["problem"] + RIGHT
-    for tokenizer in (toy.make_tokenizer(), loaded):
+    for tokenizer in (toy.make_tokenizer(), AutoTokenizer.from_pretrained(untaught)):
         ids = tokenizer(text)["input_ids"]
         assert [toy.SYMBOLS[i] for i in ids] == toy.SYMBOL.findall(text)
         assert tokenizer.decode(ids) == text

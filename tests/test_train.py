@@ -12,48 +12,31 @@ from dataclasses import replace
 from functools import partial, partialmethod
 from pathlib import Path
 from unittest import mock
-from unittest.mock import Mock
 
 import pytest
 import torch
 from builders.case_files import cases
-from builders.commands import raising, words_of
+from builders.commands import BRIEF_FLAGS, change_json, raising, words_of
 from builders.rollouts import batch_of, rollouts_like
 from builders.runs import ALONE, config_from, credit_by, recipe_with, sharded
-from builders.small_models import SMALL, byte_tokenizer, save_model, small_gpt2
-from builders.stand_ins import generate_together, replace_sampler
+from builders.small_models import SMALL, byte_tokenizer
 from safetensors.torch import load_file, save_file
 from torch.testing import assert_close
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import train
 from base import files
-from base.config import TASKS
 from base.errors import BadInput, RunFailed
 from base.files import read_lines
 from credit import rules
 from credit.batch import Batch
 from credit.rules import RULES, Rule
-from grading.sandbox import SandboxError
-from grpo import Rollouts, group_advantages, pad_left, rollout, token_ids
+from grpo import Rollouts, group_advantages, pad_left, token_ids
 from harness import models
 from harness import run as load
-from harness.run import Hooks
-from rewards import Verdict
+from rewards import Verdict, infra_error
 from shear import Weighed, shear_weights
-from tasks import toy
 from tasks.task import Task
-
-SMALL_TASK = "--task embedded --toy-lines 1 --heldout 2 --eval-groups 2 --prompts-per-update 2 "
-SMALL_TASK += "--rollouts-per-prompt 4"
-SMALL_RUN = f"{SMALL_TASK} --prompts-per-step 2 --use builders.alternating"
-
-
-@pytest.fixture(scope="session")
-def start(tmp_path_factory):
-    """The folder of an untrained model of the embedded task, to run the loop without learning."""
-    return save_model(tmp_path_factory.mktemp("start") / "model", toy.make_model(1, seed=0))
-
 
 # ---- a step --------------------------------------------------------------------------------------
 
@@ -73,7 +56,7 @@ class Step:
     """
 
     def __init__(self, folder: str, *flags: str):
-        words = words_of(SMALL_TASK, "--prompts-per-step 4 --model", folder, flags)
+        words = words_of(BRIEF_FLAGS, "--model", folder, flags)
         self.run = sharded(load.load_run(config_from(words), ALONE))
         context = self.run.context
         self.problems = context.task.train[:4]
@@ -82,7 +65,7 @@ class Step:
         lengths = torch.cat([torch.tensor([1, 20]), torch.randint(2, 21, (14,))])
         self.mask = torch.arange(20) < lengths[:, None]
         ids = torch.randint(len(context.tokenizer), self.mask.shape)
-        self.rollouts = Rollouts(*prompt, ids, self.mask, torch.ones(16).bool(), [""] * 16)
+        self.rollouts = Rollouts(*prompt, ids, self.mask, torch.zeros(16).bool(), [""] * 16)
         self.old_log_probs = context.score(self.rollouts).log_probs  # (16, 20)
         self.verdicts = [Verdict(row % 2.0, "drawn") for row in range(16)]
 
@@ -115,9 +98,9 @@ class Step:
 
 
 @pytest.fixture
-def make_step(start):
+def make_step(untaught):
     """Make a `Step` of the untrained model, with further flags."""
-    return partial(Step, start)
+    return partial(Step, untaught)
 
 
 def test_a_rollout_without_a_verdict_counts_for_nothing():
@@ -125,15 +108,13 @@ def test_a_rollout_without_a_verdict_counts_for_nothing():
     mask = torch.ones(4, 6).bool()
     hidden = torch.randn(4, 6, 3)
     rest = torch.tensor([0, 1, 3])
-    verdicts = [Verdict(score, "known") for score in (1.0, 0.0, None, 0.0)]
-    batch = graded(rollouts_like(mask), verdicts, [{}])
-    assert batch.advantages[2] == 0 and not batch.mask[2].any()
+    batch = graded(rollouts_like(mask), [Verdict(s, "known") for s in (1, 0, None, 0)], [{}])
     batch.hidden = hidden[rest].flatten(0, 1)
     settings = dict(window=3, stride=2, eps=0.3, eps_unit="raw")
     ours = credit_by(recipe_with(**settings), batch)
     alone = shear_weights(hidden[rest], mask[rest], batch.correct[rest], **settings).omega
     assert_close(ours[rest], batch.advantages[rest, None] * alone)
-    assert not ours[2].any()
+    assert batch.advantages[2] == 0 and not batch.mask[2].any() and not ours[2].any()
 
 
 def written_out_updates(step: Step, old_log_probs, token_advantages) -> tuple[list, list]:
@@ -142,38 +123,26 @@ def written_out_updates(step: Step, old_log_probs, token_advantages) -> tuple[li
     Temperature .7, clips .1 and .4, gradients cut to norm .05, AdamW with lr .01 and eps .001.
     """
     model = copy.deepcopy(step.run.trained.model).double()
-    weights = list(model.parameters())
-    firsts = [torch.zeros_like(weight) for weight in weights]
-    seconds = [torch.zeros_like(weight) for weight in weights]
-    groups = [0, 4, 8, 12]  # first rows
+    adam = torch.optim.AdamW(model.parameters(), lr=0.01, eps=1e-3, weight_decay=0)
+    groups = torch.arange(16).view(4, 4).tolist()  # rows
     random.Random("minibatches 0 2").shuffle(groups)
     norms = []
-    for update in (1, 2):
-        rows = []
-        for first in groups[2 * update - 2 : 2 * update]:
-            rows += range(first, first + 4)
-        n_tokens = step.mask[rows].sum()
-        model.zero_grad()
+    for first, second in (groups[:2], groups[2:]):
+        rows = first + second
+        adam.zero_grad()
         for row in rows:
             prompt = step.rollouts.prompt_ids[row][step.rollouts.prompt_mask[row]]
-            response = step.rollouts.ids[row][step.mask[row]]
+            mask = step.mask[row]
+            response = step.rollouts.ids[row][mask]
             logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
-            log_probs = (logits / 0.7).log_softmax(-1)
-            loss = 0.0
-            for t, token in enumerate(response):
-                ratio = (log_probs[t, token] - old_log_probs[row, t]).exp()
-                advantage = token_advantages[row, t].double()
-                loss -= torch.minimum(ratio * advantage, ratio.clamp(0.9, 1.4) * advantage)
-            (loss / n_tokens).backward()
-        norm = torch.cat([weight.grad.flatten() for weight in weights]).norm().item()
-        norms.append(norm)
-        for weight, first, second in zip(weights, firsts, seconds, strict=True):
-            gradient = weight.grad * min(1.0, 0.05 / norm)
-            first.lerp_(gradient, 0.1)
-            second.lerp_(gradient**2, 0.001)
-            root = (second / (1 - 0.999**update)).sqrt()
-            weight.data -= 0.01 * first / (1 - 0.9**update) / (root + 1e-3)
-    return weights, norms
+            log_probs = (logits / 0.7).log_softmax(-1)[range(len(response)), response]
+            ratio = (log_probs - old_log_probs[row][mask]).exp()
+            advantage = token_advantages[row][mask].double()
+            loss = -torch.minimum(ratio * advantage, ratio.clamp(0.9, 1.4) * advantage)
+            (loss.sum() / step.mask[rows].sum()).backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05).item())
+        adam.step()
+    return list(model.parameters()), norms
 
 
 def test_updates_are_those_of_a_written_out_loop(make_step):
@@ -202,7 +171,7 @@ def test_shear_with_unit_weights_is_grpo_to_the_bit(make_step, monkeypatch):
 
     def whole_step(method):
         torch.manual_seed(0)
-        step = make_step("--lr 1e-3 --window 4 --stride 2 --method", method)
+        step = make_step("--lr 1e-3 --method", method)
         metrics, _ = step.take(0)
         return [metrics["loss"], metrics["grad_norm"], *step.weights()]
 
@@ -250,13 +219,14 @@ def test_metrics_are_means_over_all_blocks_and_ranks():
     assert Batch.cat(parts, [{}, {}]).metrics == {"x": 2.0}
 
 
-def test_training_samples_up_to_the_stop_tokens_of_the_run(make_step):
-    """They are all that the model's folder names, not the tokenizer's one."""
+def test_training_samples_as_the_run_was_loaded(make_step):
+    """Up to all stop tokens of the model's folder, and so many tokens at a time."""
     step = make_step()
     step.run.stops = [5, 7]
     with mock.patch("harness.run.rollout") as rollout:
         load.sample(step.run, step.problems, 2, 1.0)
-    assert rollout.call_args.kwargs["stops"] == [5, 7]
+    asked = rollout.call_args.kwargs
+    assert (asked["stops"], asked["batch_tokens"]) == ([5, 7], step.run.batch_tokens)
 
 
 def test_a_filler_row_counts_for_nothing(make_step, monkeypatch):
@@ -296,9 +266,20 @@ def test_updates_that_are_not_finite_are_skipped(make_step):
     assert all(weight.isfinite().all() for weight in step.weights())
 
 
+def test_a_step_without_any_verdict_ends_the_run_before_any_update(make_step):
+    """One sentence has the first cause."""
+    step = make_step()
+    before = step.weights()
+    with pytest.warns(RuntimeWarning):
+        step.verdicts = [infra_error("the judge is down")] * 16
+    with pytest.raises(RunFailed, match="step 1: no response could be graded: the judge is down"):
+        step.take(0)
+    assert_close(step.weights(), before, atol=0, rtol=0)
+
+
 def test_states_exist_for_a_block_of_whole_groups_at_a_time(make_step, monkeypatch):
     """Blocks of a group, or two, give the token advantages of the whole; states never leave a block."""
-    step = make_step("--window 4 --stride 2")
+    step = make_step()
     seen = []
     shear = step.run.rule.credit
 
@@ -345,11 +326,11 @@ def test_states_are_kept_for_a_rule_that_asks_for_them(make_step):
 
 
 @pytest.fixture
-def run(start, tmp_path):
+def run(untaught, tmp_path):
     """`python train.py` in this process: a small run whose verdicts alternate."""
 
     def check(*flags) -> int:
-        return train.main(words_of(f"{SMALL_RUN} --model {start} --out {tmp_path}", flags))
+        return train.main(words_of(BRIEF_FLAGS, "--model", untaught, "--out", tmp_path, flags))
 
     return check
 
@@ -378,28 +359,8 @@ def test_held_out_accuracy_is_that_of_known_verdicts(make_step, monkeypatch):
     assert result["length"] == statistics.median(asked[1][1])
 
 
-def test_the_default_of_generate_batch_is_decided_once(tmp_path, run, monkeypatch, capsys):
-    """The plan says it, config.json keeps it, and a resumed run takes it from there.
-
-    The sampled tokens depend on it, and a run may be resumed on another machine.
-    """
-    generate_together(monkeypatch, 5)
-    assert run("--method grpo --steps 1 --name run") == 0
-    assert " tokens, 5 generated at a" in " ".join(capsys.readouterr().out.split())
-    generate_together(monkeypatch, 9)
-    sampler = Mock(wraps=rollout)
-    replace_sampler(monkeypatch, sampler)
-    assert train.main(["--resume", str(tmp_path / "run"), "--steps", "2"]) == 0
-    tokens = {call.kwargs["batch_tokens"] for call in sampler.call_args_list}
-    assert tokens == {5 * (9 + 16)}  # a prompt and a response
-    assert files.read_json(tmp_path / "run" / "config.json")["generate_batch"] == 5
-
-
-def test_a_rule_is_one_function(tmp_path, run, monkeypatch, assert_refused):
-    """It trains two steps, its metric is logged, its option is checked.
-
-    It is told the steps done, also in the evaluations before and after.
-    """
+def test_a_rule_is_one_function(make_step, monkeypatch, assert_refused):
+    """Its metric is logged, its option is checked; evaluations tell it the steps done, too."""
     steps = []
 
     def surprisal(batch, context, *, floor: float = 0.01):
@@ -407,39 +368,15 @@ def test_a_rule_is_one_function(tmp_path, run, monkeypatch, assert_refused):
         steps.append(context.step)
         salience = (floor - batch.log_probs) * batch.mask  # (B, T)
         batch.log("salience", salience[batch.mask])
-        return batch.A * salience * batch.lengths / salience.sum(1, keepdim=True)
+        return batch.A * salience
 
     monkeypatch.setitem(RULES, "surprisal", Rule(surprisal, "more on unlikely tokens"))
-    assert run("--method surprisal --steps 2 --method-option floor=2 --name mine") == 0
-    _, *rows, _ = read_lines(tmp_path / "mine" / "metrics.jsonl")
-    assert min(row["grad_norm"] for row in rows) > 0 and min(row["salience"] for row in rows) > 2
-    assert steps == [0, 0, 1, 2]
+    step = make_step("--method surprisal --method-option floor=2")
+    metrics, _ = step.take(0)
+    train.evaluate(step.run)
+    assert metrics["grad_norm"] > 0 and metrics["salience"] > 2 and steps == [0, 1]
     words = "--method surprisal --method-option floor=high".split()
     assert_refused(train.main, words, "--method surprisal: floor")
-
-
-def test_code_problems_train_and_infra_errors_are_counted(tmp_path, qwen_folder, monkeypatch):
-    """A verdict that cannot be had is counted, and does not stop the run.
-
-    The model is a folder and the data a file of JSON lines.
-    """
-    graded = []
-    problem = {"problem": "Print 1.", "tests": {"inputs": [""], "outputs": ["1"]}}
-    files.append_rows(tmp_path / "code.jsonl", [problem] * 6)
-
-    def grade(response, tests, **options):
-        assert options["level"] == "auto" and tests == problem["tests"]
-        graded.append(response)
-        return Verdict(None, "infra_error") if len(graded) % 2 else Verdict(0.0, "wrong")
-
-    monkeypatch.setattr("tasks.task.grade_code", grade)
-    sizes = "--steps 1 --prompts-per-step 2 --rollouts-per-prompt 16 --prompts-per-update 2"
-    sizes += " --max-tokens 40 --heldout 1 --eval-groups 1 --task code --name run"
-    places = "--model", qwen_folder, "--data", tmp_path / "code.jsonl", "--out", tmp_path
-    assert train.main(words_of(sizes, places)) == 0
-    metrics = read_lines(tmp_path / "run" / "metrics.jsonl")[1]
-    assert 0 < metrics["infra_errors"] < 32 and metrics["reward"] == 0
-    assert read_lines(tmp_path / "run" / "samples.jsonl")[0]["tests"] == problem["tests"]
 
 
 def test_ctrl_c_ends_after_the_step(tmp_path, run, monkeypatch, capsys):
@@ -457,7 +394,7 @@ def test_ctrl_c_ends_after_the_step(tmp_path, run, monkeypatch, capsys):
 
     monkeypatch.setattr(train, "policy_loss", press)
     once = tmp_path / "once"
-    assert run("--method grpo --steps 5 --name once") == 130
+    assert run("--prompts-per-step 2 --method grpo --steps 5 --name once") == 130
     before, *steps = read_lines(once / "metrics.jsonl")
     assert before["before"] and [row["step"] for row in steps] == [1] == [len(pressed)]
     assert files.find_checkpoint(once)[1]["step"] == 1
@@ -471,19 +408,16 @@ def test_ctrl_c_ends_after_the_step(tmp_path, run, monkeypatch, capsys):
 # ---- the model that is loaded --------------------------------------------------------------------
 
 
-def test_weights_are_loaded_straight_to_the_device(qwen_folder):
-    """On `meta` they can have been nowhere else before."""
+def test_weights_are_loaded_straight_to_the_device(qwen_folder, monkeypatch):
+    """On `meta` they can have been nowhere else before. Too little memory is no broken folder."""
     meta = torch.device("meta")
-    model = models.load_weights("--model", str(qwen_folder), AutoModelForCausalLM, "auto", meta)
+    load = partial(models.load_weights, "--model", str(qwen_folder), AutoModelForCausalLM, "auto")
+    model = load(meta)
     assert {tensor.device for tensor in [*model.parameters(), *model.buffers()]} == {meta}
-
-
-def test_a_model_that_a_gpu_cannot_hold_is_no_broken_folder(run, monkeypatch):
-    """The error of memory passes; it is no sentence about the folder."""
     error = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 15.23 GiB.")
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", raising(error))
     with pytest.raises(torch.OutOfMemoryError):
-        run()
+        load(meta)
 
 
 @pytest.fixture
@@ -502,8 +436,9 @@ def test_a_model_that_never_fits_is_warned_of(qwen_folder, math_run, monkeypatch
     assert [note for note in notes if note.startswith("WARNING: memory")]
 
 
-def change_config(folder, **changes):
-    files.write_json(folder / "config.json", files.read_json(folder / "config.json") | changes)
+def changed(**values):
+    """The harm of a config.json with other values."""
+    return lambda folder: change_json(folder / "config.json", **values)
 
 
 def spoiled_weights(folder):
@@ -526,7 +461,7 @@ def without_end(folder):
     (folder / "chat_template.jinja").unlink()
     (folder / "generation_config.json").unlink()
     byte_tokenizer(eos_token=None).save_pretrained(folder)
-    change_config(folder, eos_token_id=999)
+    change_json(folder / "config.json", eos_token_id=999)
 
 
 def another_family(folder, family, **sizes):
@@ -536,19 +471,14 @@ def another_family(folder, family, **sizes):
 
 HARMS = {
     "weights are not finite: model.embed_tokens.weight": spoiled_weights,
-    "not those of its config.json: model.layers.0.mlp.": partial(
-        change_config, intermediate_size=32
-    ),
-    "not those of its config.json: model.layers.2.": partial(
-        change_config, num_hidden_layers=3, layer_types=["full_attention"] * 3
+    "not those of its config.json: model.layers.0.mlp.": changed(intermediate_size=32),
+    "not those of its config.json: model.layers.2.": changed(
+        num_hidden_layers=3, layer_types=["full_attention"] * 3
     ),
     "--template chat: cannot be read (no)": failing_template,
     "its tokenizer is missing": missing_tokenizer,
     "no token ends a response; name one as eos_token_id": without_end,
     "not head(last state)": partial(another_family, family="cohere", logit_scale=0.996, **SMALL),
-    "or left padding and a cache change them": partial(
-        another_family, family="blenderbot-small", decoder_layers=2, **SMALL
-    ),
     "mamba has no attention": partial(
         another_family, family="mamba", hidden_size=32, num_hidden_layers=1
     ),
@@ -569,37 +499,14 @@ def test_a_folder_that_would_train_wrongly_is_refused(
 # ---- flags that are refused ----------------------------------------------------------------------
 
 
-def test_a_sandbox_that_is_refused_ends_the_run_before_it_begins(
-    qwen_folder, monkeypatch, assert_refused
-):
-    """Where name spaces are forbidden, `--sandbox strict` gets one sentence and status 2."""
-    error = SandboxError("strict: name spaces: Operation not permitted")
-    monkeypatch.setattr("grading.sandbox.choose_level", raising(error))
-    words = f"--task code --model {qwen_folder} --data d --sandbox strict".split()
-    assert_refused(train.main, words, "--sandbox strict", "not permitted")
-
-
-def test_a_module_of_use_must_do_something(tmp_path):
-    """It replaces a function, or enters a rule or a task; importing TASKS enters none."""
-    enters = 'TASKS["small"] = replace(TASKS["embedded"], ignores="")'
-    imports = "from dataclasses import replace\nfrom base.config import TASKS\n"
-    (tmp_path / "entering.py").write_text(imports + enters)
-    (tmp_path / "importing.py").write_text(imports + 'ABOUT = TASKS["embedded"].about')
-    load.use(Hooks(), [f"{tmp_path}/entering.py"])
-    assert TASKS.pop("small").ignores == ""
-    with pytest.raises(BadInput, match="enters no rule or task; leave it out"):
-        load.use(Hooks(), [f"{tmp_path}/importing.py"])
-
-
 @pytest.fixture(scope="module")
-def named(tmp_path_factory, qwen_folder, start) -> Path:
+def named(tmp_path_factory, qwen_folder, untaught) -> Path:
     """A folder with what the flags of refusals.jsonl name."""
     folder = tmp_path_factory.mktemp("named")
     for name in ("empty", "run", "runs/taken"):
         (folder / name).mkdir(parents=True)
-    for name, model in {"qwen": qwen_folder, "start": start}.items():
+    for name, model in {"qwen": qwen_folder, "start": untaught}.items():
         shutil.copytree(model, folder / name, ignore=shutil.ignore_patterns("*.safetensors"))
-    save_model(folder / "gpt2", small_gpt2())
     os.mkfifo(folder / "pipe")
     problem = '{"problem": "What is 7 * 8?", "answer": "56"}\n'
     (folder / "run/config.json").write_text('{"program": "shear train"}')
@@ -608,6 +515,8 @@ def named(tmp_path_factory, qwen_folder, start) -> Path:
     (folder / "bad.jsonl").write_text(problem + "{")
     (folder / "broken.py").write_text("nothing")
     (folder / "ends.py").write_text("raise SystemExit(0)")
+    (folder / "own.py").write_text("RIGHT = 1.5\ndef swapped(gold, response): ...")
+    (folder / "reads.py").write_text('from base.config import TASKS\nOWN = TASKS["own"]')
     return folder
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import ot
 import pytest
 import torch
-from builders.groups import random_group
-from builders.near import assert_near
+from near import assert_near
+from ragged import random_group
 from scipy.spatial.distance import cdist, cosine
 from torch.testing import assert_close
 from weighing import FAST, weigh

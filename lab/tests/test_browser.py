@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from builders.case_files import cases
-from builders.pages import HOSTILE, page_row
+from pages import HOSTILE, page_row
 
 from lab.tools import page
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from builders.case_files import DOCS, ROOT
 from builders.commands import BRIEF_FLAGS, run_well, words_of
-from builders.groups import random_group
 from edited import TINY
+from ragged import random_group
 from torch.testing import assert_close
 
 import train

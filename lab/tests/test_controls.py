@@ -3,16 +3,41 @@
 import math
 
 import torch
-from builders.rollouts import batch_of, random_batch, rollouts_like
-from builders.small_models import NumberTokenizer
+from builders.rollouts import batch_of, rollouts_like
 from crediting import Told, assign, weights_of
 from torch.testing import assert_close
 
-from credit.batch import effective_weights
+from credit.batch import Batch, effective_weights
 from grpo import to_padded
 from shear import shear_weights
 from tasks import toy
 from tasks.task import Task
+
+
+def random_batch(rewards: list[list[float]], *, shared: int = 0) -> Batch:
+    """Groups of 5 to 10 tokens of random probabilities, entropies and states.
+
+    The rollouts of a group share the first `shared` states.
+    """
+    generator = torch.Generator().manual_seed(0)
+    rewards = torch.tensor(rewards)  # (groups, G), NaN for no verdict and no token
+    groups, size = rewards.shape
+    # (B, T)
+    mask = torch.arange(10) < torch.randint(5, 11, (groups * size, 1), generator=generator)
+    mask &= ~rewards.view(-1, 1).isnan()
+    log_probs = -6 * torch.rand(mask.shape, generator=generator)
+    entropies = torch.rand(mask.shape, generator=generator)
+    hidden = torch.rand(groups, size, 10, 6, generator=generator)
+    hidden[:, :, :shared] = hidden[:, :1, :shared]
+    parts = dict(log_probs=log_probs, entropies=entropies, hidden=hidden.flatten(0, 1)[mask])
+    return batch_of(rewards.flatten(), rollouts_like(mask), size, **parts)
+
+
+class NumberTokenizer:
+    """A tokenizer whose tokens are numbers."""
+
+    def decode(self, ids: list[int], **options: bool) -> str:
+        return "".join(map(str, ids))
 
 
 def test_rescaling_makes_the_mean_weight_of_each_group_one():

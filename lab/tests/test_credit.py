@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from builders.near import assert_near
 from builders.rollouts import batch_of, rollouts_like
 from crediting import Told, assign, score_lines, weights_of, with_rewards
+from near import assert_near
 from torch.testing import assert_close
 
 from credit.batch import Batch

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from builders.case_files import cases
-from builders.commands import DIAGNOSE_FLAGS, interrupt, run_well, words_of
+from builders.commands import interrupt, run_well, words_of
 from builders.runs import run_of
 from builders.stand_ins import replace_sampler
 from scipy.stats import spearmanr
@@ -23,6 +23,8 @@ from lab.studies import diagnose, figures, prefixes
 from lab.studies.prefixes import SPANS, Prefixes
 from rewards import Verdict
 from tasks.task import Task
+
+DIAGNOSE_FLAGS = "--task embedded --toy-lines 1 --window 4 --stride 4 --heldout 16 --eval-groups 2"
 
 CASES = Path(__file__).with_name("cases")
 TEXT = "Step {0}: so it is {0}.\n\nTherefore \\boxed{{{0}}}."

@@ -1,16 +1,19 @@
 """`--use lab.fast` gives a run the numbers of the plain functions, sooner."""
 
 import pytest
-from builders.commands import RUN_FLAGS, run_well
+from builders.commands import run_well
 
 import train
 from base import files
 from harness.run import Hooks, use
 
+RUN_FLAGS = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 "
+RUN_FLAGS += "--prompts-per-update 2 --heldout 8 --eval-groups 4 --steps 2 --seed 1 --keep-samples"
+
 
 def test_a_run_has_the_plain_run_s_numbers(taught, tmp_path):
     """Metrics agree to 1e-4, as the race stops elsewhere, and weights; the texts are the same."""
-    words = [*RUN_FLAGS, "--model", taught, "--steps", "2", "--seed", "1", "--keep-samples"]
+    words = [RUN_FLAGS, "--model", taught]
     for name, use_fast in (("plain", []), ("fast", "--use lab.fast")):
         run_well(train, words, use_fast, "--name", name, "--out", tmp_path)
     steps, plain_steps = (

@@ -4,8 +4,8 @@ from functools import partial
 
 import pytest
 import torch
-from builders.rollouts import random_prompts
 from builders.small_models import family_model
+from ragged import random_prompts
 from scipy.stats import chi2_contingency
 
 from grpo import hf_generate

@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 from builders.commands import BRIEF_FLAGS, run_well
-from builders.groups import random_group
-from builders.rollouts import gradients, unlike_rollouts
 from builders.small_models import family_model
+from ragged import gradients, random_group, unlike_rollouts
 from torch import Tensor
 from torch.testing import assert_close
 from weighing import FAST, weigh

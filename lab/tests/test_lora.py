@@ -7,9 +7,9 @@ import pytest
 import torch
 from adapters import add_adapter, fill_adapter
 from builders.commands import BRIEF_FLAGS, run_well
-from builders.near import assert_near
 from builders.runs import assert_same_run
 from builders.small_models import save_model
+from near import assert_near
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train

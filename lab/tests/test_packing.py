@@ -6,10 +6,10 @@ import dataclasses
 import pytest
 import torch
 from adapters import add_adapter
-from builders.near import assert_near
-from builders.rollouts import gradients, random_prompts, unlike_rollouts
 from builders.runs import config_from, run_of, sharded
-from builders.small_models import FAMILIES, family_model, small_gpt2
+from builders.small_models import family_model
+from near import assert_near
+from ragged import gradients, random_prompts, unlike_rollouts
 from transformers import AttentionInterface
 
 from base.errors import BadInput
@@ -18,6 +18,13 @@ from harness import fsdp
 from lab.fast import packing
 from lab.fast.generate import read_prompts
 from lab.fast.packing import packing_of
+
+FAMILIES = {
+    "qwen2": {},
+    "llama": {},
+    "qwen3": dict(head_dim=16),
+    "mistral": dict(sliding_window=None),
+}
 
 
 @pytest.mark.parametrize("packs, recompute, rank", [(0, False, 0), (1, False, 0), (1, True, 2)])
@@ -28,7 +35,7 @@ def test_micro_batches_of_any_size_are_one_rollout_at_a_time(family, packs, reco
     This also holds with an adapter that is not zero.
     """
     ragged = unlike_rollouts()
-    plain = family_model(family, spread=0.3)
+    plain = family_model(family, spread=0.3, **FAMILIES[family])
     if rank:
         add_adapter(plain, rank)
     model = copy.deepcopy(plain)
@@ -59,7 +66,7 @@ def test_rollouts_of_one_prompt_compute_with_it_once(family, monkeypatch):
     mask = ragged.prompt_mask[of_row.clamp_max(1)]
     rollouts = dataclasses.replace(ragged, prompt_ids=ids, prompt_mask=mask)
     assert packing.pack_rollouts(rollouts)[0].shape[1] == (2 + 8 + 8) + 8 + int(rollouts.mask.sum())
-    plain = family_model(family, spread=0.3)
+    plain = family_model(family, spread=0.3, **FAMILIES[family])
     pulls = torch.randn(ragged.ids.shape)
     model = copy.deepcopy(plain)
     policy = Policy(model, layout=packing_of(model))
@@ -97,7 +104,7 @@ def test_only_full_attention_packs(packs, family, options):
     alike = [part[[0, 0]] for part in inputs]
     assert (read_prompts(model, *alike) is not None) == packs
     assert (packing_of(model) != PADDED) == packs
-    other = small_gpt2()
+    other = family_model("gpt2")
     assert packing_of(other) == PADDED and other.config._attn_implementation == "sdpa"
 
 

@@ -6,7 +6,7 @@ import json
 import math
 import re
 
-from builders.pages import GOOD_ROW, HOSTILE, page_row
+from pages import GOOD_ROW, HOSTILE, page_row
 
 from lab.tools import page
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from builders.case_files import cases
 from builders.commands import words_of
-from builders.rollouts import pad_more
 from builders.runs import ALONE, config_from
 from builders.small_models import save_model
 from crediting import assign, with_rewards
@@ -17,7 +16,7 @@ from torch.testing import assert_close
 import train
 from credit.batch import Batch
 from credit.rules import RULES
-from grpo import to_padded
+from grpo import Rollouts, to_padded
 from harness.run import load_run, prepare_rule
 from lab.rules import adapter, prm
 from lab.tools import teacher
@@ -25,6 +24,19 @@ from lab.tools import teacher
 LAB_CASES = Path(__file__).parent / "cases"
 WITH_ADAPTER = {name for name in RULES if RULES[name].prepare is adapter.needs_adapter}
 WITH_MODEL = {name for name in RULES if RULES[name].prepare is prm.load}
+
+
+def pad_more(rollouts: Rollouts, left: int, right: int) -> Rollouts:
+    """The same rollouts with more padding on both sides; what stands in it must not matter."""
+    pad = torch.nn.functional.pad
+    masks = dict(
+        prompt_mask=pad(rollouts.prompt_mask, (left, 0)), mask=pad(rollouts.mask, (0, right))
+    )
+    prompt_ids = torch.cat(
+        [torch.randint(0, 20, (len(rollouts.texts), left)), rollouts.prompt_ids], 1
+    )
+    ids = torch.cat([rollouts.ids, torch.randint(0, 20, (len(rollouts.texts), right))], 1)
+    return replace(rollouts, prompt_ids=prompt_ids, ids=ids, **masks)
 
 
 def wider(batch: Batch, by: int) -> Batch:

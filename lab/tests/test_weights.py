@@ -7,9 +7,10 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from builders.near import assert_near
 from builders.runs import ALONE
-from builders.small_models import small_llama
+from builders.small_models import byte_tokenizer, small_config
+from near import assert_near
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from harness import models
 from lab.tools import weights as command
@@ -19,8 +20,17 @@ PARTS = 11  # by name, part 11 is before part 2
 
 @pytest.fixture(scope="module")
 def llama():
-    """A model of random weights with a tokenizer of bytes."""
-    return small_llama()
+    """A model of random weights, and its tokenizer with a token per byte and one merge."""
+    tokenizer = byte_tokenizer(more=["in"], merges=[("i", "n")])
+    torch.manual_seed(0)
+    config = small_config(
+        LlamaConfig,
+        vocab_size=len(tokenizer),
+        bos_token_id=None,
+        eos_token_id=0,
+        tie_word_embeddings=True,
+    )
+    return LlamaForCausalLM(config).eval(), tokenizer
 
 
 @pytest.fixture(scope="module")

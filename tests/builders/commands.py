@@ -1,12 +1,11 @@
 """Run a command of ours in this process, or let a part of it fail."""
 
 import os
+from pathlib import Path
 from types import ModuleType
 from unittest.mock import Mock
 
-# Flags of a short run of the embedded task.
-RUN_FLAGS = "--task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 --prompts-per-update 2 ".split()
-RUN_FLAGS += "--heldout 8 --eval-groups 4".split()
+from base import files
 
 # Flags of a run that takes a second and learns nothing: its verdicts alternate, so that an untrained
 # model gets gradients.
@@ -50,5 +49,6 @@ def run_well(command: ModuleType, *parts) -> None:
     assert command.main(words_of(*parts)) == 0
 
 
-# Flags of a short diagnosis.
-DIAGNOSE_FLAGS = "--task embedded --toy-lines 1 --window 4 --stride 4 --heldout 16 --eval-groups 2"
+def change_json(path: Path, **values) -> None:
+    """Gives some keys of a JSON file other values."""
+    files.write_json(path, files.read_json(path) | values)

@@ -4,24 +4,23 @@ Nothing is downloaded. Fixtures import torch and transformers themselves: the pr
 the tests runs none, and need not wait for them.
 """
 
-import os
 import signal
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
-from filelock import FileLock
 
 
 @pytest.fixture(autouse=True)
 def calm():
     """One thread, and the same random numbers in any order of tests.
 
-    Ctrl-C is heard, whatever a launcher has left.
+    Ctrl-C is heard, whatever a launcher has left, and a broken pipe is an error, whatever flags that
+    were refused have left.
     """
     import torch
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
@@ -92,27 +91,3 @@ def untaught(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("models") / "untaught"
     return save_model(folder, toy.make_model(1, seed=0, width=16))
-
-
-@pytest.fixture(scope="session")
-def taught(tmp_path_factory):
-    """The folder of `teach`; the first process of the tests that needs it makes it for all."""
-    parent = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        parent = parent.parent
-    folder = parent / "taught"
-    with FileLock(parent / "taught.lock"):
-        return str(folder) if folder.exists() else teach(folder)
-
-
-def teach(folder: Path) -> str:
-    """Saves a model that solves one-line problems three times in ten, and so gets gradients."""
-    import torch
-    from builders.small_models import save_model
-
-    from tasks import toy
-
-    torch.set_num_threads(1)
-    model = toy.make_model(1, seed=0)
-    toy.warm_up(model, 1, set(), steps=100, seed=0)
-    return save_model(folder, model)

@@ -28,16 +28,12 @@ def grade(response: str, reference) -> Verdict:
     return Verdict(float(len(response) % 2), "graded")
 
 
-def keep_hooks(hooks: Hooks) -> None:
-    """Use the core's functions."""
-
-
 def one_step(
     ranks: Ranks,
     rollouts: Rollouts,
     flags: list[str],
     model,
-    use: Callable[[Hooks], None] = keep_hooks,
+    use: Callable[[Hooks], None] = lambda hooks: None,
 ) -> tuple[dict[str, torch.Tensor], dict]:
     """The change of each weight by `train.train_step`, given these rollouts, and its metrics."""
     config = config_from([*STEP_FLAGS, *flags])
