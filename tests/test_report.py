@@ -197,21 +197,28 @@ def small(logged):
 
 
 def test_the_end_compares_with_the_start(small, capsys):
-    """Rollouts of the evaluations have files of their own; unknown numbers are dashes."""
-    rows = [{"problem": "1+1?", "response": "2", "score": 1.0}]
+    """Rollouts of the evaluations have files of their own; unknown numbers are dashes.
+
+    A wrong answer of the start stands beside a right one of the end.
+    """
+    wrong = {"problem": "1+1?", "response": "1+1\n=3", "score": 0.0}
+    right = {"problem": "1+1?", "response": "1+1=2", "score": 1.0}
+    rows = {"before": [right, wrong], "after": [wrong, right]}
     credit = {"auc": 0.984, "weight_before": 0.1, "weight_after": 0.9}
     after = BEFORE | {"greedy": (0.893, 0.014, 512), "localisation": credit}
-    log.log_evaluation(small, before=BEFORE | {"samples": rows})
-    log.log_evaluation(small, before=BEFORE, after=after | {"samples": rows})
+    log.log_evaluation(small, before=BEFORE | {"samples": rows["before"]})
+    log.log_evaluation(small, before=BEFORE, after=after | {"samples": rows["after"]})
     log.print_end(small, BEFORE, after | {"example": ["  0.10  a=3"]})
     first, last = files.read_lines(small.folder / "metrics.jsonl")
     assert first.keys() == {"before"} and last.keys() == {"after"}
     assert "samples" not in last["after"]
     for when in "before", "after":
-        assert files.read_lines(small.folder / f"{when}.jsonl") == rows
+        assert files.read_lines(small.folder / f"{when}.jsonl") == rows[when]
     printed = " ".join(capsys.readouterr().out.split())
     for words in "34.4 ± 2.1 89.3 ± 1.4", "37.9 ± - 37.9 ± -", "- 98.4", " 0.10 a=3 ":
         assert words in printed
+    assert "weigh 0.10 before their first error, 0.90 from it on" in printed
+    assert "a right one after it: 1+1 1+1=2 =3 the" in printed
     assert f"eval.py --model {small.folder} " in printed
 
 
