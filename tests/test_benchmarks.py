@@ -304,6 +304,8 @@ def test_what_is_done_is_not_done_again_and_order_does_not_matter(stand_in, tmp_
     assert [(row["problem"], row["sample"]) for row in whole[1:3]] == [("0", 1), ("1", 0)]
     draws = [call["draw"] for call in calls]
     assert len(set(draws)) == 6
+    ask(replace(math_set(6), name="other"), TWO)
+    assert not {call["draw"] for call in calls[6:]} & set(draws)
     calls.clear()
     other = whole[0] | {"set": "amc23", "of": 1}
     write_rows(path, [*whole[:7], *whole[8:12], *whole[8:12], *whole[16:20], other])

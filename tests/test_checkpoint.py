@@ -146,6 +146,7 @@ def test_a_resumed_run_may_learn_more_slowly(copied):
         ("--steps 3", "--steps 3: the checkpoint is of step 4 already"),
         ("--steps 6 --use builders.generating", "leave the flag out"),
         ("--steps 6 --method grpo", "has shear; leave the flag out"),
+        ("--steps 6 --temperature .9", "leave the flag out"),
     ],
 )
 def test_a_resumed_run_is_the_same_run(flags, words, whole, assert_refused):

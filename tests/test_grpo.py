@@ -18,7 +18,16 @@ from transformers import (
 )
 
 import grpo
-from grpo import Policy, Rollouts, decode, group_advantages, policy_loss, rollout, score
+from grpo import (
+    Policy,
+    Rollouts,
+    decode,
+    group_advantages,
+    hf_generate,
+    policy_loss,
+    rollout,
+    score,
+)
 from harness import fsdp
 from harness.fsdp import Ranks, own_micro_batches
 from harness.models import stop_ids
@@ -239,7 +248,14 @@ def test_prompts_of_like_length_are_generated_together(tiny):
     """They are sorted by length within, and returned in the order asked for."""
     prompts = ["a=1;a?\n", "a=1;b=a+2;c=b*3;c?\n", "a=1;b=a+2;b?\n"]
     greedy = dict(max_tokens=6, temperature=0.0, batch_tokens=4 * 26)
-    rollouts = rollout(*tiny, prompts, 2, **greedy)
+    sizes = []
+
+    def generate(model, prompt_ids, *others, **options):
+        sizes.append(len(prompt_ids) * (prompt_ids.shape[1] + 6))
+        return hf_generate(model, prompt_ids, *others, **options)
+
+    rollouts = rollout(*tiny, prompts, 2, generate=generate, **greedy)
+    assert len(sizes) == 2 and max(sizes) <= 4 * 26
     for row, text in enumerate(rollouts.texts):
         prompt = tiny[1].decode(rollouts.prompt_ids[row][rollouts.prompt_mask[row]])
         assert prompt == prompts[row // 2]

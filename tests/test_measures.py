@@ -87,5 +87,10 @@ def test_the_matched_auc_compares_tokens_at_one_position_alone():
     low = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 1, 1]]).bool()
     # at the second place 2 against 2 and 4, at the third 3 and 1 against 2
     assert auc_matched(values, high, low) == pytest.approx((0.5 + 0 + 1 + 0) / 4)
+    # three pairs at one place count three times as much as one pair at another
+    columns = torch.tensor([[1.0, 0], [0, 1], [0, 9], [0, 9]])
+    ups = torch.tensor([[1, 1], [0, 0], [0, 0], [0, 0]]).bool()
+    downs = torch.tensor([[0, 0], [1, 1], [1, 0], [1, 0]]).bool()
+    assert auc_matched(columns, ups, downs) == pytest.approx(3 / 4)
     assert auc_matched(torch.arange(3.0).expand(3, 3), high, low) == 0.5
     assert auc_matched(values, high[:1], low[:1]) is None

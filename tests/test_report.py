@@ -92,6 +92,7 @@ def test_samples_are_of_the_first_mixed_group(step):
     assert [row["response"] for row in train.samples_of(run, batch, 6)] == batch.rollouts.texts
     first = sample_rows(run.context, batch, {"shear": weights}, group=0)
     assert credit_vs_first_error(run.context, batch, "shear")["samples"] == first
+    assert credit_vs_first_error(run.context, batch, "shear")["localisation"] == {}
     assert "spans" not in first[0]  # no rule has compared spans
 
 
@@ -141,8 +142,10 @@ def test_a_step_is_a_row_of_the_table_and_of_the_files(logged, capsys):
     log.log_step(logged, METRICS, [{"step": 1}])
     printed = capsys.readouterr().out
     assert "\n1/40 " in printed and " 0.430 " in printed and "skipped" not in printed
+    assert printed.count("s/step") == 1 and "0:01:22" in printed  # left: 39 steps of 2.1 s
     log.log_step(logged, METRICS | dict(infra_errors=1234, skipped=1, step=2), [])
-    assert {"  infra_errors 1234", "  skipped 1"} <= set(capsys.readouterr().out.splitlines())
+    lines = capsys.readouterr().out.splitlines()
+    assert {"  infra_errors 1234", "  skipped 1"} <= set(lines) and len(lines) == 3
     assert [row["step"] for row in files.read_lines(logged.folder / "metrics.jsonl")] == [1, 2]
     assert files.read_lines(logged.folder / "samples.jsonl") == [{"step": 1}]
     logged.ranks = Ranks(1, 2, logged.ranks.device)
@@ -168,6 +171,7 @@ def test_what_goes_wrong_in_more_than_a_hundredth_is_warned_of_once(name, remedy
         (dict(length=12.0, nbar=13.0, eps_over_nbar=0.05), "one span per response"),
         (dict(nbar=13.0, eps_over_nbar=0.5, weight_mean=0.9), "lower --eps, or --window"),
         (dict(nbar=13.0, eps_over_nbar=0.05, weight_mean=0.9), ""),
+        (dict(nbar=13.0, eps_over_nbar=0.5, weight_mean=4.0), ""),
     ],
 )
 def test_a_first_step_that_teaches_little_says_why(found, words):
@@ -184,6 +188,7 @@ def test_a_plan_names_what_runs(small, capsys):
     small.config = config_from(["--generate-batch", "512", "--use", "lab.fast"])
     log.print_plan(small, small.folder)
     printed = capsys.readouterr().out
+    assert "10 held-out problems show only gains above 13 points" in printed
     assert "40 steps x 16 prompts x 8 rollouts of up to 64 tokens, 512 generated" in printed
     assert r"a key \x1b[31m\u202e" in printed and "uses lab.fast\n" in printed
 
@@ -219,7 +224,7 @@ def test_the_end_compares_with_the_start(small, capsys):
         assert words in printed
     assert "weigh 0.10 before their first error, 0.90 from it on" in printed
     assert "a right one after it: 1+1 1+1=2 =3 the" in printed
-    assert f"eval.py --model {small.folder} " in printed
+    assert f"eval.py --model {small.folder} " in printed and "took 0 seconds" in printed
 
 
 @pytest.mark.parametrize(
@@ -228,6 +233,7 @@ def test_the_end_compares_with_the_start(small, capsys):
         ([0.25, -0.25] * 5, "gain +0.0 ± 8.3 points, paired by 10 held-out problems: it cannot"),
         ([0.25, -0.25] * 5, "problems show gains above 17 points; 6% of the groups had no signal"),
         ([-0.1, -0.3] * 5, "-20.0 ± 3.3 points, paired by 10 held-out problems: more than chance"),
+        ([0.24, -0.1] * 5, "+7.0 ± 5.7 points, paired by 10 held-out problems: it cannot"),
         ([math.nan] + [0.1] * 9, "paired by 9 held-out"),
         ([math.nan] * 9 + [0.1], "too few held-out problems"),
     ],

@@ -161,6 +161,7 @@ def test_updates_are_those_of_a_written_out_loop(make_step):
     token_advantages[8:12, 0] = 0  # credit for later tokens alone
     expected, norms = written_out_updates(step, old_log_probs, token_advantages)
     metrics = step.update(token_advantages, old_log_probs, step=2)
+    assert 0 < metrics["clip_share"] < 1
     assert min(norms) > 0.06 and metrics["grad_norm"] == pytest.approx(sum(norms) / 2, rel=1e-5)
     for ours, weight in zip(step.weights(), expected, strict=True):
         assert_close(ours.double(), weight.detach(), atol=1e-6, rtol=0)
@@ -234,15 +235,16 @@ def test_a_filler_row_counts_for_nothing(make_step, monkeypatch):
     step = make_step()
     step.freeze()
     credit = torch.ones(step.mask.shape)
-    plain = step.update(credit)
+    old_log_probs = step.old_log_probs - 0.1
+    plain = step.update(credit, old_log_probs)
     without_row = credit.clone()
     without_row[3] = torch.nan  # its mini-batch is skipped, and must be the only one
-    of_others = step.update(without_row)
+    of_others = step.update(without_row, old_log_probs)
     own = train.fsdp.own_micro_batches
     filler = (torch.tensor([3]), True)
     monkeypatch.setattr(train.fsdp, "own_micro_batches", lambda *inputs: [*own(*inputs), filler])
-    assert step.update(credit) == plain and plain["grad_norm"] > 0
-    assert step.update(without_row) == of_others and of_others["skipped"] == 1
+    assert step.update(credit, old_log_probs) == plain and plain["grad_norm"] > 0
+    assert step.update(without_row, old_log_probs) == of_others and of_others["skipped"] == 1
 
 
 def test_updates_that_are_not_finite_are_skipped(make_step):
