@@ -433,11 +433,21 @@ def plan(rows: str) -> dict:
     toy_rates = {"adamw": (1e-4, 2e-4, 4e-4), "sgd": RATES["sgd"]}
     return {
         "E1": tuned(rows, "E1", NOISE, E1_ARMS, range(8), RATES),
+        "E1c": iter([SAFE]),
         "E2": fixed("E2", TOY, E2_ARMS, range(8), 2e-4),
         "twins": fixed("E2/twins/steps", TWINS, TWIN_ARMS, range(8), 2e-4),
         "E1b": tuned(rows, "E1b", TOY, E1B_ARMS, range(5), toy_rates),
         "E3": fixed("E3/steps", LONG, E3_ARMS, range(3), 1e-4),
     }
+
+
+# The addendum of E1: SGD at rates that no tuning seed collapsed at.
+SAFE_RATES = {"shear": 0.1, "shear-own": 0.4, "digit": 0.1}
+SAFE = [
+    Trial("E1c", "confirm", NOISE, "sgd", arm, lr, seed)
+    for seed in range(8)
+    for arm, lr in SAFE_RATES.items()
+]
 
 
 def read(rows: str) -> pd.DataFrame:
@@ -633,6 +643,14 @@ def print_e1(rows: pd.DataFrame, experiment: str, pairs: list[tuple[str, str]]) 
             lines.append(line | told(gains["sgd"] - gains["adamw"]))
         print(f"\n{outcome}:")
         print_tables(holm(lines))
+
+
+def print_e1c(rows: pd.DataFrame) -> None:
+    """Print SGD at rates that no tuning seed collapsed at, beside GRPO and shuffle at theirs."""
+    table = rows[(rows["experiment"] == "E1") & (rows["stage"] == "confirm")]
+    table = table[(table["optimizer"] == "sgd") & table["arm"].isin(["grpo", "shuffle"])]
+    table = pd.concat([table, rows[rows["experiment"] == "E1c"]])
+    print_tables(arms_table(table), holm(planned(table, LESS, "curve")))
 
 
 def print_e2(rows: pd.DataFrame) -> None:
