@@ -45,12 +45,19 @@ LABELLED = re.compile(r"\(?[A-Za-z]\)\s+[^\s+*/=^(-]|[A-Z]\.\s+\S")
 FACTORIAL = re.compile(r"[0-9]+\s?!+")
 # 5 apples and 3 pears; not 2pi, 3pi
 TWO = re.compile(r"[^\\^]*[0-9]\s?(?!pi\b)[A-Za-z]{2,}(?:,|\s+and)\s+[0-9]")
-IN_WORDS = re.compile(r"[^0-9]*\b(?:half|halves|quarters?|thirds?|dozen)\b[^0-9]*", re.I)
-UNDEFINED = re.compile(r"undefined|unknown|none", re.I)
+# 0.333..., 0.(3)
+ENDLESS = re.compile(r"-?[0-9]*\.[0-9]*(?:[0-9]\.{3}|\u2026|\([0-9]+\))")
+# 7 (1 mark); not 3 (mod 5)
+REMARK = re.compile(r"[^()\\]*[^\s()\\]\s\((?!mod)[^()\\]*[A-Za-z]{2}[^()\\]*\)")
+IN_WORDS = re.compile(r"[^0-9]*\b(?:half|halves|quarters?|thirds?|dozen|twice)\b[^0-9]*", re.I)
+UNDEFINED = re.compile(
+    r"undefined|unknown|none|no (?:real )?solutions?|infinite(?:ly many)?|all (?:real )?numbers",
+    re.I,
+)
 MARKED = re.compile(
     r"[`':;,]|\*(?!\*[^*])|__|[^\\^]*(?<!\*)[*_`:;,]$|.*(?:\\n$|</?(?:b|i|p|br|div|span)>|&[a-z]+;|//|\s#)"
 )
-CALCULATED = re.compile(r"(?=.*=)[-+*/0-9.\s()]*+=[^=A-Za-z]*$")
+CALCULATED = re.compile(r"(?=.*=)[-+*/0-9.\s()\xd7\xb2\xb3]*+=[^=A-Za-z]*$")
 # in the one spelling: what is no word there, although it has letters
 NO_WORD = re.compile(
     r"\\(?:begin|end|text|mathbb)\{[^{}]*\}|\\[A-Za-z]+|_\{(?:prime)+\}|\b(?:and|or)\b"
@@ -109,6 +116,8 @@ DOUBTS: list[tuple[Callable[[str], object], str]] = [
     (LABELLED.match, "answers with an option's letter and its text need both; keep one"),
     (FACTORIAL.fullmatch, "answers such as 12! are factorials; leave the mark out if it is none"),
     (TWO.match, "answers with two quantities are right only in these words; ask for one number"),
+    (ENDLESS.fullmatch, "answers with digits that go on are right only as typed; give a fraction"),
+    (REMARK.fullmatch, "answers with a remark in brackets are right only with it; leave it out"),
     (UNDEFINED.fullmatch, "answers with no value are right only in the same word; check them"),
     (IN_WORDS.fullmatch, "answers with parts in words are right only in them; give the number"),
     (equals_no_number, "answers with words beside a unit are right only in them; give the number"),

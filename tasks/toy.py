@@ -11,7 +11,8 @@ A response has a line per definition: label = definition = the same with values 
 before, and every operation is invertible mod 10 (`*` only by 3, 7 or 9). So a single mistake
 always changes the answer, and a wrong answer always has a first wrong line, which `first_error`
 finds with its kind. No real data set offers this: credit can be scored against the truth. Two
-mistakes can cancel, so a right answer may hold wrong lines.
+mistakes can cancel, so a right answer may hold wrong lines: before training 15% of them do
+(lab/records/decides.md).
 
 The policy is a tiny Qwen2 model, made here and taught by `warm_up` on *careless* demonstrations:
 they do `*` as `+` more often than not (so greedy decoding is wrong too, and reinforcement learning
