@@ -434,6 +434,7 @@ def plan(rows: str) -> dict:
     return {
         "E1": tuned(rows, "E1", NOISE, E1_ARMS, range(8), RATES),
         "E1c": iter([SAFE]),
+        "E1d": controls(rows),
         "E2": fixed("E2", TOY, E2_ARMS, range(8), 2e-4),
         "twins": fixed("E2/twins/steps", TWINS, TWIN_ARMS, range(8), 2e-4),
         "E1b": tuned(rows, "E1b", TOY, E1B_ARMS, range(5), toy_rates),
@@ -448,6 +449,31 @@ SAFE = [
     for seed in range(8)
     for arm, lr in SAFE_RATES.items()
 ]
+
+
+FALL = 0.2  # of the mean reward of the last two steps below the best step's
+CONTROLS = ("grpo-own", "shuffle-own")
+
+
+def controls(rows: str):
+    """E1c's controls with SGD: tuned among rates that no tuning seed collapsed at."""
+    yield [
+        Trial("E1d", "tune", NOISE, "sgd", arm, lr, seed)
+        for seed in TUNING
+        for arm in CONTROLS
+        for lr in (0.1, 0.2, 0.4, 0.8)
+    ]
+    table = read(rows)
+    table = table[(table["experiment"] == "E1d") & (table["stage"] == "tune")]
+    fall = [max(rewards) - np.mean(rewards[-2:]) for rewards in table["reward"]]
+    worst = table.assign(fall=fall).groupby(["arm", "lr"])["fall"].max()
+    curves = table.groupby(["arm", "lr"])["curve"].mean()[worst <= FALL]
+    best = [curves[arm].idxmax() for arm in CONTROLS]
+    yield [
+        Trial("E1d", "confirm", NOISE, "sgd", arm, float(lr), seed)
+        for seed in range(8)
+        for arm, lr in zip(CONTROLS, best, strict=True)
+    ]
 
 
 def read(rows: str) -> pd.DataFrame:
@@ -651,6 +677,12 @@ def print_e1c(rows: pd.DataFrame) -> None:
     table = table[(table["optimizer"] == "sgd") & table["arm"].isin(["grpo", "shuffle"])]
     table = pd.concat([table, rows[rows["experiment"] == "E1c"]])
     print_tables(arms_table(table), holm(planned(table, LESS, "curve")))
+    print_rates(rows, "E1d")
+    own = rows[(rows["experiment"] == "E1d") & (rows["stage"] == "confirm")]
+    table = pd.concat([table, own])
+    pairs = [("shear-own", arm) for arm in CONTROLS]
+    print_tables(arms_table(table), holm(planned(table, pairs, "curve")))
+    print_tables(planned(table, [("grpo-own", "grpo")], "curve"))
 
 
 def print_e2(rows: pd.DataFrame) -> None:
