@@ -224,7 +224,7 @@ def test_the_end_compares_with_the_start(small, capsys):
         assert words in printed
     assert "weigh 0.10 before their first error, 0.90 from it on" in printed
     assert "a right one after it: 1+1 1+1=2 =3 the" in printed
-    assert f"eval.py --model {small.folder} " in printed and "took 0 seconds" in printed
+    assert f"eval.py --model {small.folder}" in printed and "took 0 seconds" in printed
 
 
 @pytest.mark.parametrize(
