@@ -49,6 +49,8 @@ TWO = re.compile(r"[^\\^]*[0-9]\s?(?!pi\b)[A-Za-z]{2,}(?:,|\s+and)\s+[0-9]")
 ENDLESS = re.compile(r"-?[0-9]*\.[0-9]*(?:[0-9]\.{3}|\u2026|\([0-9]+\))")
 # 7 (1 mark); not 3 (mod 5)
 REMARK = re.compile(r"[^()\\]*[^\s()\\]\s\((?!mod)[^()\\]*[A-Za-z]{2}[^()\\]*\)")
+# 12 R 3, 5 & 6, 5'11"
+NOT_READ = re.compile(r"[0-9]+\s?[Rr]\.?\s?[0-9]+|[^\\]+\s&\s[^\\]+|[0-9]+'[0-9]+\"?")
 IN_WORDS = re.compile(r"[^0-9]*\b(?:half|halves|quarters?|thirds?|dozen|twice)\b[^0-9]*", re.I)
 UNDEFINED = re.compile(
     r"undefined|unknown|none|no (?:real )?solutions?|infinite(?:ly many)?|all (?:real )?numbers",
@@ -117,6 +119,7 @@ DOUBTS: list[tuple[Callable[[str], object], str]] = [
     (FACTORIAL.fullmatch, "answers such as 12! are factorials; leave the mark out if it is none"),
     (TWO.match, "answers with two quantities are right only in these words; ask for one number"),
     (ENDLESS.fullmatch, "answers with digits that go on are right only as typed; give a fraction"),
+    (NOT_READ.fullmatch, "answers such as 12 R 3, 5 & 6 and 6'2 are not read so; write numbers"),
     (REMARK.fullmatch, "answers with a remark in brackets are right only with it; leave it out"),
     (UNDEFINED.fullmatch, "answers with no value are right only in the same word; check them"),
     (IN_WORDS.fullmatch, "answers with parts in words are right only in them; give the number"),
