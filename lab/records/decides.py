@@ -682,7 +682,7 @@ def print_e1c(rows: pd.DataFrame) -> None:
     table = pd.concat([table, own])
     pairs = [("shear-own", arm) for arm in CONTROLS]
     print_tables(arms_table(table), holm(planned(table, pairs, "curve")))
-    print_tables(planned(table, [("grpo-own", "grpo")], "curve"))
+    print_tables(holm(planned(table, [("grpo-own", "grpo")], "curve")))
 
 
 def print_e2(rows: pd.DataFrame) -> None:
@@ -741,11 +741,12 @@ def print_weights(table: pd.DataFrame) -> None:
         print_tables(lines)
 
 
-def print_equal(paths: list[str]) -> None:
+def print_equal(path: str) -> None:
     """Print the trainings at equal rates (rows of `lab.studies.compare` at eb43e56)."""
-    for path in paths:
-        rows = pd.DataFrame(files.read_lines(Path(path)))
-        rows = rows[rows["stage"] == "confirm"]
+    table = pd.DataFrame(files.read_lines(Path(path)))
+    table = table[table["stage"] == "confirm"]
+    for _, own in table.groupby("lr"):
+        rows = own.copy()
         rows["curve"] = [np.mean(rewards) for rewards in rows["rewards"]]
         lines = []
         for outcome in ("curve", "sampled"):
@@ -759,3 +760,14 @@ def print_equal(paths: list[str]) -> None:
                     )
                 lines.append(line)
         print_tables(lines)
+
+
+def print_all(folder: str) -> None:
+    """Print all tables of decides.md from the rows in a folder."""
+    path = Path(folder)
+    print_equal(str(path / "decides-rates.jsonl"))
+    rows = read(str(path / "decides.jsonl"))
+    print_e1(rows, "E1", LESS)
+    print_e1c(rows)
+    print_e2(rows[(rows["experiment"] != "E2") | (rows["seed"] < 5)])  # seed 5 is not whole
+    print_weights(pd.DataFrame(files.read_lines(path / "decides-weights.jsonl")))
