@@ -16,6 +16,7 @@ A checkpoint can be resumed on another number of ranks; only the same number mak
 the bit.
 """
 
+import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -126,12 +127,18 @@ def load(path: Path, run: Run) -> None:
 
 @contextmanager
 def plain_errors() -> Iterator[None]:
-    """torch wraps the errors of all ranks in one that is no Exception: raise the first of them."""
+    """torch wraps the errors of all ranks in one that is no Exception: raise the first of them.
+
+    It also logs a traceback for what is read otherwise or raised, which is not shown.
+    """
+    logging.disable(logging.WARNING)
     try:
         yield
     except dcp.api.CheckpointException as error:
         first, _ = next(iter(error.failures.values()))
         raise first from None
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def is_kept(checkpoint: Path, keep_models: int) -> bool:
