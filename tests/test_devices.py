@@ -1,4 +1,4 @@
-"""Rollouts, GRPO and SHEAR on a simulated GPU, which finds tensors that are left on the CPU."""
+"""Rollouts and SHEAR on a simulated GPU, which finds tensors that are left on the CPU."""
 
 from unittest import mock
 
@@ -9,7 +9,6 @@ from builders.runs import recipe_with, run_of, sharded
 from builders.simulated_gpu import CUDA, Cuda, mark
 
 import train
-from credit.rules import RULES
 from harness.fsdp import Ranks
 from harness.run import make_task
 from tasks import toy
@@ -42,10 +41,8 @@ def run():
     return sharded(loaded)
 
 
-@pytest.mark.parametrize("method", ["grpo", "shear"])
-def test_an_evaluation_and_a_step(run, method):
+def test_an_evaluation_and_a_step(run):
     """They go from rollouts to moved weights, in float32."""
-    run.rule = RULES[method]
     weights = list(run.trained.parameters())
     before = [weight.clone() for weight in weights]
     train.evaluate(run)

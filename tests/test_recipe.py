@@ -99,7 +99,6 @@ def test_own_problems_have_sizes_for_a_cpu():
         ("train.py", "--model M --help", "(default: 300)"),
         ("eval.py", "--help", "--bench"),
         ("train.py", "--max-tokens modell", "Error parsing --max-tokens"),
-        ("eval.py", "--modell M", "Unrecognized options: --modell"),
         ("train.py", "--model a/b --data tests/cases/sets.csv", "sets.csv, row 1: needs "),
         ("train.py", "--lr=1e-4 --max_tokens 9 --max-tokens 8", "error: --max-tokens: is given twice"),
         ("train.py", "--recompute --no-recompute", "error: --recompute: is given twice"),

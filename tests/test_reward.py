@@ -57,8 +57,8 @@ def test_a_run_and_its_resumption_train_on_the_reward_that_was_asked_for(
     (tmp_path / "beside_it.py").write_text("RIGHT = 1.5")
     (tmp_path / "rewards.py").write_text(OWN)
     run = tmp_path / "run"
-    flags = "--steps 1 --prompts-per-step 4 --rollouts-per-prompt 8 --prompts-per-update 2"
-    flags += f" --max-tokens 40 --heldout 2 --eval-groups 2 --model {qwen_folder} --name run"
+    flags = "--steps 1 --prompts-per-step 2 --rollouts-per-prompt 4 --prompts-per-update 2"
+    flags += f" --max-tokens 12 --heldout 2 --eval-groups 2 --model {qwen_folder} --name run"
     places = f"--data {tmp_path}/data.jsonl --reward {tmp_path}/rewards.py:grade --out {tmp_path}"
     run_well(train, flags, places)
     run_well(train, "--resume", run, "--steps 2")
@@ -75,7 +75,7 @@ def test_a_run_and_its_resumption_train_on_the_reward_that_was_asked_for(
         run_well(evaluation, ask)
         rows = read_lines(tmp_path / "evaluation" / "generations.jsonl")
         assert len(rows) == answers and {(row["set"], row["limit"]) for row in rows} == {
-            ("heldout", 40)
+            ("heldout", 12)
         }
     with pytest.raises(BadInput, match="its file has changed since the run began; restore it"):
         resolve(parse_train(["--resume", str(run)]))
