@@ -13,7 +13,6 @@ from torch.testing import assert_close
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    ByT5Tokenizer,
     GenerationConfig,
 )
 
@@ -300,14 +299,6 @@ def test_texts_keep_the_spaces_that_were_sampled(qwen):
     text = "if x != y : print('a , b . do n't')"
     ids = tokenizer(text)["input_ids"]
     assert decode(tokenizer, ids) == text != tokenizer.decode(ids)
-
-
-def test_ids_without_a_token_are_left_out_of_a_text():
-    """A model may have more embeddings than its tokenizer of bytes has tokens."""
-    tokenizer = ByT5Tokenizer()
-    ids = tokenizer("é", add_special_tokens=False)["input_ids"]
-    more = [len(tokenizer), ids[0], len(tokenizer) + 6, ids[1]]
-    assert decode(tokenizer, more) == decode(tokenizer, torch.tensor(more)) == "é"
 
 
 # ---- batches -------------------------------------------------------------------------------------

@@ -1,23 +1,11 @@
-"""train.py on the embedded task: a batch, a short run, and a whole training."""
+"""train.py on the embedded task: a short run, and a whole training."""
 
 import pytest
 from builders.commands import BRIEF_FLAGS, run_well
-from builders.runs import ALONE, config_from
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import train
 from base import files
-from harness.run import load_run, start_run, warm_up_policy
-
-
-def test_all_pairs_of_the_default_run_converge(tmp_path):
-    """Its first step, with a fourth of the problems, from the start that ships with the project."""
-    config = config_from(["--prompts-per-step", "4", "--out", str(tmp_path)])
-    loaded = load_run(config, ALONE)
-    assert not loaded.context.policy.model.training  # dropout would part sampler and trainer
-    warm_up_policy(loaded, tmp_path)
-    metrics, _ = train.train_step(start_run(loaded, tmp_path), 0)
-    assert metrics["unconverged"] == 0 and metrics["equal_groups"] < 1
 
 
 def test_a_run_leaves_what_it_promises(tmp_path):

@@ -121,15 +121,6 @@ def test_example_marks_the_line_of_the_first_error(step):
         assert worked_example(tokenizer, batch.rollouts, weights, errors) == lines
 
 
-def test_seconds_of_a_phase_add_up(monkeypatch):
-    """A step scores block by block."""
-    monkeypatch.setattr(log, "time", Mock(perf_counter=Mock(side_effect=[0, 1, 3, 7.5])))
-    clock = log.Clock(torch.device("cpu"))
-    for phase in ("score", "weights", "score"):
-        clock.lap(phase)
-    assert clock.laps == {"score": 5.5, "weights": 2}
-
-
 @pytest.fixture
 def logged(tmp_path):
     """A run that logs into a folder."""
