@@ -148,14 +148,14 @@ def test_scores_are_the_model_s_own_at_the_sampled_tokens(any_positions, must_fa
 
 @pytest.mark.usefixtures("chunks_of_7")
 @pytest.mark.parametrize("recompute", [False, True])
-def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(any_positions, recompute):
+def test_head_in_chunks_and_recomputed_layers_give_the_plain_gradient(tiny, recompute):
     """Log-probabilities and gradients are those with logits (b, T, V) at once and kept activations.
 
     The head sees at most HEAD_CHUNK tokens at a time, forward and again backward; a layer runs again
     backward only if it is recomputed.
     """
-    model, _ = any_positions
-    rollouts = sample_rollouts(any_positions)
+    model, _ = tiny
+    rollouts = sample_rollouts(tiny)
     pulls = torch.randn(rollouts.ids.shape)
     ids, is_response, _ = grpo.end_to_end(rollouts)
     log_probs = (model(ids).logits[:, :-1] / 0.7).log_softmax(-1)
