@@ -671,6 +671,16 @@ def print_e1(rows: pd.DataFrame, experiment: str, pairs: list[tuple[str, str]]) 
         print_tables(holm(lines))
 
 
+def print_split(rows: pd.DataFrame) -> None:
+    """Print SHEAR less GRPO in two parts of E1's steps, which the plan does not have."""
+    table = rows[(rows["experiment"] == "E1") & (rows["stage"] == "confirm")].copy()
+    for title, part in {"2 to 5": slice(1, 5), "6 to 10": slice(5, 10)}.items():
+        table[title] = [np.mean(rewards[part]) for rewards in table["reward"]]
+        print(f"\nsteps {title}:")
+        lines = planned(table, [("shear", "grpo")], title)
+        print_tables([line | {"p": f"{line['p']:.3f}"} for line in lines])
+
+
 def print_e1c(rows: pd.DataFrame) -> None:
     """Print SGD at rates that no tuning seed collapsed at, beside GRPO and shuffle at theirs."""
     table = rows[(rows["experiment"] == "E1") & (rows["stage"] == "confirm")]
@@ -768,6 +778,7 @@ def print_all(folder: str) -> None:
     print_equal(str(path / "decides-rates.jsonl"))
     rows = read(str(path / "decides.jsonl"))
     print_e1(rows, "E1", LESS)
+    print_split(rows)
     print_e1c(rows)
     print_e2(rows[(rows["experiment"] != "E2") | (rows["seed"] < 5)])  # seed 5 is not whole
     print_weights(pd.DataFrame(files.read_lines(path / "decides-weights.jsonl")))
