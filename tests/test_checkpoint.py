@@ -109,15 +109,6 @@ def test_a_run_cut_in_its_last_evaluation_is_ended(whole, copied):
     assert_same_run(whole, copied)
 
 
-def test_checkpoints_are_in_the_order_of_their_steps(tmp_path):
-    """A seventh digit does not change it."""
-    for step in (1_000_000, 999_999, 10):
-        saved = tmp_path / "checkpoints" / f"step-{step:06d}"
-        saved.mkdir(parents=True)
-        (saved / "complete.json").touch()
-    assert steps_in(tmp_path) == [10, 999_999, 1_000_000]
-
-
 def test_what_a_run_has_left_after_its_checkpoint_goes(copied):
     """Its last evaluation would stand beside other steps, and a kill may leave half a checkpoint.
 
