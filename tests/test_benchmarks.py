@@ -187,6 +187,13 @@ def test_a_row_of_the_published_layout_becomes_a_problem(name, load):
     assert f"1 rows, {counts} expected" in loaded.notes[0]
 
 
+def test_the_right_count_is_no_warning(load):
+    """Thirty of the ninety rows are AIME24, told by their url."""
+    row = PUBLISHED["aime24"]["row"]
+    loaded = load("aime24", [row | {"url": f"https://x/{2022 + i // 30}_AIME"} for i in range(90)])
+    assert len(loaded.problems) == 30 and not loaded.notes
+
+
 def test_the_hubs_files_are_found_by_pattern(tmp_path, monkeypatch):
     """They are read by name, and no other file of the folder; a set without one is refused."""
     for name in "cadbe":
