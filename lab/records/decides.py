@@ -581,6 +581,7 @@ LESS = [(arm, "grpo") for arm in E1_ARMS[1:]]  # planned comparisons of E1, with
 LESS_TOY = [("shear", "grpo"), ("shear-own", "grpo")]
 LESS_STATES = [("shear", other) for other in "untrained words trie position".split()]
 LESS_STATES += [("shear-own", "grpo-own"), ("oracle", "grpo")]
+LONG_PAIRS = [("shear", "grpo"), ("shear-own", "grpo-own"), ("grpo-own", "grpo")]  # the last: control
 
 
 def told(differences: pd.Series) -> dict:
@@ -723,10 +724,9 @@ def print_e3(rows: pd.DataFrame) -> None:
         lines.append(line)
     print_tables(lines)
     for title in [*parts, "sampled"]:
-        by_arm = table.pivot(index="seed", columns="arm", values=title)
-        for arm, other in (("shear", "grpo"), ("shear-own", "grpo-own"), ("grpo-own", "grpo")):
-            if {arm, other} <= set(by_arm):
-                print(title, f"{arm} less {other}", told(by_arm[arm] - by_arm[other])["D"])
+        print(f"\n{title}:")
+        lines = planned(table, LONG_PAIRS, title)
+        print_tables(holm(lines[:2]), holm(lines[2:]))
 
 
 def print_weights(table: pd.DataFrame) -> None:
@@ -781,4 +781,5 @@ def print_all(folder: str) -> None:
     print_split(rows)
     print_e1c(rows)
     print_e2(rows[(rows["experiment"] != "E2") | (rows["seed"] < 5)])  # seed 5 is not whole
+    print_e3(rows)
     print_weights(pd.DataFrame(files.read_lines(path / "decides-weights.jsonl")))
