@@ -581,7 +581,8 @@ LESS = [(arm, "grpo") for arm in E1_ARMS[1:]]  # planned comparisons of E1, with
 LESS_TOY = [("shear", "grpo"), ("shear-own", "grpo")]
 LESS_STATES = [("shear", other) for other in "untrained words trie position".split()]
 LESS_STATES += [("shear-own", "grpo-own"), ("oracle", "grpo")]
-LONG_PAIRS = [("shear", "grpo"), ("shear-own", "grpo-own"), ("grpo-own", "grpo")]  # the last: control
+# the last is the positive control
+LONG_PAIRS = [("shear", "grpo"), ("shear-own", "grpo-own"), ("grpo-own", "grpo")]
 
 
 def told(differences: pd.Series) -> dict:
