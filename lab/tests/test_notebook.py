@@ -26,6 +26,7 @@ def cells(request):
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
+@pytest.mark.long
 def test_its_cells_run(cells, taught, monkeypatch, capsys):
     """They run from their folder, as Jupyter runs them, on a model that was warmed up before.
 

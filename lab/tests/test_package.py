@@ -82,6 +82,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel):
     )
 
 
+@pytest.mark.long
 def test_the_example_of_the_readme_runs_from_an_empty_folder(wheel, tmp_path):
     """With the installed package alone, as on another system, it has the weights of the files here."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -8,6 +8,7 @@ from adapters import add_adapter
 from builders.one_step import one_step
 from builders.processes import on_two
 from builders.runs import ALONE
+from builders.small_models import family_model
 
 import lab.fast
 from grpo import rollout
@@ -29,8 +30,9 @@ CASES = {
 
 
 def model_of():
-    """An untrained model; the same on both ranks."""
-    return toy.make_model(2, seed=1).eval()
+    """An untrained model of one layer; the same on both ranks."""
+    torch.manual_seed(1)
+    return family_model(spread=0.05, num_hidden_layers=1)
 
 
 def on_two_ranks(folder: Path, rollouts) -> None:

@@ -118,6 +118,7 @@ def test_a_spelt_separator_adds_no_score(pair):
     assert_close(results[1][0][0], results[0][0][0])  # the first step was not moved
 
 
+@pytest.mark.long
 def test_toy_prm_tells_right_lines_from_wrong_ones():
     """On one-line programs a short teaching beats 3 in 4, the share of good lines."""
     rng = random.Random("scored")

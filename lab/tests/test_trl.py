@@ -72,6 +72,7 @@ def test_states_are_the_adapter_s():
     assert not torch.equal(alone["omega"], plain["omega"])
 
 
+@pytest.mark.long
 def test_the_file_of_the_docs_runs(taught, tmp_path, monkeypatch):
     """The file of docs/scaling.md takes a step.
 

@@ -54,6 +54,7 @@ def test_demonstrations_are_right_but_for_their_slips():
     assert 0.35 < wrong / 1000 < 0.5  # 1 - .85^3.5 = .43
 
 
+@pytest.mark.long
 def test_training_begins_with_a_warm_up_unless_the_model_has_had_it(tmp_path, capsys):
     """A folder that knows nothing of the task is taught, and kept as a start of its own.
 
