@@ -25,15 +25,11 @@ FAMILIES = {
     "qwen3": dict(head_dim=16),
     "mistral": dict(sliding_window=None),
 }
-BY_DEFAULT = ["qwen2", "qwen3"]
-PARAMETERS = [
-    pytest.param(family, marks=[] if family in BY_DEFAULT else pytest.mark.long)
-    for family in FAMILIES
-]
+LONG = [pytest.param(family, marks=pytest.mark.long) for family in ("llama", "mistral")]
 
 
 @pytest.mark.parametrize("packs, recompute, rank", [(0, False, 0), (1, False, 0), (1, True, 2)])
-@pytest.mark.parametrize("family", PARAMETERS)
+@pytest.mark.parametrize("family", ["qwen2", "qwen3", *LONG])
 def test_micro_batches_of_any_size_are_one_rollout_at_a_time(family, packs, recompute, rank):
     """Padded or packed, log-probabilities and gradients are the same to 1e-5.
 
