@@ -19,8 +19,7 @@ def test_studies_measure_an_edited_cost_and_refuse_the_fast_one(tmp_path):
     source = (copy / "shear.py").read_text()
     assert PLAIN in source
     (copy / "shear.py").write_text(source.replace(PLAIN, f"{PLAIN}.square()"))
-    printed = tmp_path / "printed"
-    status, text = run_script(copy, "lab/tests/edited.py", [str(tmp_path)], printed)
+    status, text = run_script(copy, "lab/tests/edited.py", [str(tmp_path)], copy / "printed")
     assert status == 0, text
     there = json.loads(text.splitlines()[-1])
     assert there["statuses"] == [2, 2]
