@@ -781,6 +781,6 @@ def print_all(folder: str) -> None:
     print_e1(rows, "E1", LESS)
     print_split(rows)
     print_e1c(rows)
-    print_e2(rows[(rows["experiment"] != "E2") | (rows["seed"] < 5)])  # seed 5 is not whole
+    print_e2(rows)
     print_e3(rows)
     print_weights(pd.DataFrame(files.read_lines(path / "decides-weights.jsonl")))
