@@ -14,7 +14,7 @@ import pytest
 import torch
 from builders.case_files import cases
 from builders.commands import raising, words_of
-from builders.runs import config_from
+from builders.runs import config_from, recipe_with
 from pyarrow import parquet
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
@@ -23,7 +23,7 @@ from base.errors import BadInput
 from base.files import write_rows
 from grading.sandbox import SandboxError
 from grpo import Rollouts
-from harness.run import make_task
+from harness.run import lower, make_task
 from rewards import grade_math
 from tasks import toy
 from tasks.problems import HUB, load_problems
@@ -145,6 +145,11 @@ def test_sizes_that_were_not_given_shrink_to_the_data_and_the_context(
     assert (config.heldout, *steps, config.max_tokens) == sizes
     assert (len(task.train), len(task.heldout)) == (count - sizes[0], sizes[0])
     assert ("--heldout 7, not 64: there are 38 problems" in notes) == (sizes[0] == 7)
+
+
+def test_sizes_of_a_resumed_run_stay():
+    """It would not be the same run."""
+    assert lower(recipe_with(resume="run"), [], "", heldout=1) == recipe_with(resume="run")
 
 
 @pytest.mark.parametrize(
