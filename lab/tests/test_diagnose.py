@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from builders.alternating import alternate
 from builders.case_files import cases
 from builders.commands import interrupt, run_well, words_of
 from builders.runs import run_of
@@ -178,17 +179,17 @@ def test_the_table_of_spans_has_a_row_per_prefix_of_a_graded_rollout():
 
 
 def test_a_run_has_every_figure_and_samples_nothing_twice(
-    taught, tmp_path, monkeypatch, capsys, assert_refused
+    untaught, tmp_path, monkeypatch, capsys, assert_refused
 ):
     """It writes PNGs, keys and a page; the same command again reads the disk.
 
     A missing group alone is made again, and is the same. A damaged group and other flags are
     refused.
     """
-    flags = words_of("--model", taught, DIAGNOSE_FLAGS, "--groups 2 --continuations 3 --out")
+    flags = words_of("--model", untaught, DIAGNOSE_FLAGS, "--groups 2 --continuations 3 --out")
     flags.append(str(tmp_path))
     made = Mock(wraps=rollout)
-
+    monkeypatch.setattr(Task, "verdicts", alternate)
     replace_sampler(monkeypatch, made, "lab.studies.prefixes")
     run_well(diagnose, flags)
     results = json.loads((tmp_path / "diagnose.json").read_text())

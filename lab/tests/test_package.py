@@ -102,7 +102,7 @@ def run(wheel: Path | str, folder: Path, *words: str) -> subprocess.CompletedPro
     )
 
 
-def test_the_loop_of_the_docs_trains(wheel, tmp_path, taught, monkeypatch):
+def test_the_loop_of_the_docs_trains(wheel, tmp_path, untaught, monkeypatch):
     """Two steps of docs/scaling.md's loop run with the installed package.
 
     It samples from the whole softmax, which it scores, whatever the model's own settings are.
@@ -119,8 +119,8 @@ def test_the_loop_of_the_docs_trains(wheel, tmp_path, taught, monkeypatch):
     for theirs, ours in small.items():
         assert theirs in program
         program = program.replace(theirs, ours)
-    shutil.copytree(taught, tmp_path / "model")
-    own = GenerationConfig.from_pretrained(taught)
+    shutil.copytree(untaught, tmp_path / "model")
+    own = GenerationConfig.from_pretrained(untaught)
     own.top_k = 1  # with it all responses to a prompt are equal
     own.do_sample = True
     own.save_pretrained(tmp_path / "model")
