@@ -781,6 +781,7 @@ def print_all(folder: str) -> None:
     print_e1(rows, "E1", LESS)
     print_split(rows)
     print_e1c(rows)
+    print_e1(rows, "E1b", LESS_TOY)
     print_e2(rows)
     print_e3(rows)
     print_weights(pd.DataFrame(files.read_lines(path / "decides-weights.jsonl")))
