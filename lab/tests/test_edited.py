@@ -11,7 +11,7 @@ from builders.processes import run_script
 PLAIN = 'compute_mode="donot_use_mm_for_euclid_dist")'
 
 
-def test_studies_measure_an_edited_cost_and_refuse_the_fast_one(tmp_path):
+def test_studies_measure_an_edited_cost_and_refuse_the_fast_one(tmp_path, monkeypatch):
     """Squared distances change SHEAR's gradient and weights; GRPO's and the samples stay."""
     copy = tmp_path / "copy"
     unused = shutil.ignore_patterns(".*", "runs", "evals", "docs", "records")
@@ -24,6 +24,7 @@ def test_studies_measure_an_edited_cost_and_refuse_the_fast_one(tmp_path):
     there = json.loads(text.splitlines()[-1])
     assert there["statuses"] == [2, 2]
     assert text.count("--use lab.fast: its weights are not those of shear.py") == 2
+    monkeypatch.undo()  # as many problems as there
     (tmp_path / "here").mkdir()
     here = edited.measure(tmp_path / "here")
     assert there["grpo"] == pytest.approx(here["grpo"], abs=1e-6)
