@@ -438,6 +438,7 @@ def plan(rows: str) -> dict:
         "E2": fixed("E2", TOY, E2_ARMS, range(8), 2e-4),
         "twins": fixed("E2/twins/steps", TWINS, TWIN_ARMS, range(8), 2e-4),
         "E1b": tuned(rows, "E1b", TOY, E1B_ARMS, range(5), toy_rates),
+        "E1e": lower(rows),
         "E3": fixed("E3/steps", LONG, E3_ARMS, range(3), 1e-4),
     }
 
@@ -464,16 +465,41 @@ def controls(rows: str):
         for lr in (0.1, 0.2, 0.4, 0.8)
     ]
     table = read(rows)
-    table = table[(table["experiment"] == "E1d") & (table["stage"] == "tune")]
-    fall = [max(rewards) - np.mean(rewards[-2:]) for rewards in table["reward"]]
-    worst = table.assign(fall=fall).groupby(["arm", "lr"])["fall"].max()
-    curves = table.groupby(["arm", "lr"])["curve"].mean()[worst <= FALL]
-    best = [curves[arm].idxmax() for arm in CONTROLS]
+    best = steady_rates(table[(table["experiment"] == "E1d") & (table["stage"] == "tune")])
     yield [
-        Trial("E1d", "confirm", NOISE, "sgd", arm, float(lr), seed)
+        Trial("E1d", "confirm", NOISE, "sgd", arm, best[arm], seed)
         for seed in range(8)
-        for arm, lr in zip(CONTROLS, best, strict=True)
+        for arm in CONTROLS
     ]
+
+
+LOWER_RATES = (0.00625, 0.0125, 0.025)
+
+
+def lower(rows: str):
+    """E1b with SGD at lower rates: the best, of both grids, that no tuning seed collapsed at."""
+    yield [
+        Trial("E1e", "tune", TOY, "sgd", arm, lr, seed)
+        for seed in TUNING
+        for arm in E1B_ARMS
+        for lr in LOWER_RATES
+    ]
+    table = read(rows)
+    table = table[table["experiment"].isin(["E1b", "E1e"]) & (table["optimizer"] == "sgd")]
+    best = steady_rates(table[table["stage"] == "tune"])
+    yield [
+        Trial("E1e", "confirm", TOY, "sgd", arm, best[arm], seed)
+        for seed in range(5)
+        for arm in E1B_ARMS
+    ]
+
+
+def steady_rates(tune: pd.DataFrame) -> dict[str, float]:
+    """Each arm's rate with the best mean curve among those at which no tuning seed collapsed."""
+    fall = [max(rewards) - np.mean(rewards[-2:]) for rewards in tune["reward"]]
+    worst = tune.assign(fall=fall).groupby(["arm", "lr"])["fall"].max()
+    curves = tune.groupby(["arm", "lr"])["curve"].mean()[worst <= FALL]
+    return {arm: float(own.droplevel("arm").idxmax()) for arm, own in curves.groupby("arm")}
 
 
 def read(rows: str) -> pd.DataFrame:
@@ -782,6 +808,7 @@ def print_all(folder: str) -> None:
     print_split(rows)
     print_e1c(rows)
     print_e1(rows, "E1b", LESS_TOY)
+    print_e1(rows, "E1e", LESS_TOY)
     print_e2(rows)
     print_e3(rows)
     print_weights(pd.DataFrame(files.read_lines(path / "decides-weights.jsonl")))
