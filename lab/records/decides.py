@@ -720,19 +720,26 @@ def print_e1c(rows: pd.DataFrame) -> None:
     table = pd.concat([table, own])
     pairs = [("shear-own", arm) for arm in CONTROLS]
     print_tables(arms_table(table), holm(planned(table, pairs, "curve")))
+    print_tables(holm(planned(table, pairs, "sampled")))
     print_tables(holm(planned(table, [("grpo-own", "grpo")], "curve")))
 
 
 def print_e2(rows: pd.DataFrame) -> None:
     """Print the trainings of E2: one family of twelve comparisons."""
-    lines = []
+    lines: dict[str, list] = {"curve": [], "sampled": []}
     for experiment in ("E2", "E2/twins/steps"):
         table = rows[rows["experiment"] == experiment]
         print(f"\n{experiment}")
         print_tables(arms_table(table))
-        for line in planned(table, LESS_STATES, "curve"):
-            lines.append(line | {"optimizer": experiment})
-    print_tables(holm(lines))
+        own = [(arm, arm[:-4]) for arm in table["arm"].unique() if arm.endswith("-own")]
+        gains = planned(table, [pair for pair in own if pair[1] in set(table["arm"])], "curve")
+        print_tables([line | {"p": f"{line['p']:.3f}"} for line in gains])
+        for outcome, of_outcome in lines.items():
+            for line in planned(table, LESS_STATES, outcome):
+                of_outcome.append(line | {"optimizer": experiment})
+    for outcome, of_outcome in lines.items():
+        print(f"\n{outcome}:")
+        print_tables(holm(of_outcome))
 
 
 def print_e3(rows: pd.DataFrame) -> None:
