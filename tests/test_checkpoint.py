@@ -118,7 +118,9 @@ def test_what_a_run_has_left_after_its_checkpoint_goes(copied):
     (copied / "after.jsonl").write_text("{}")
     shutil.copytree(folder / "step-000002", folder / "step-000002-good")
     shutil.copytree(folder / "step-000001" / "state", folder / "step-000007" / "state")
-    assert steps_in(copied) == [1, 2, 3, 4]
+    for step in (999_999, 1_000_000):  # by name the other way round
+        shutil.copytree(folder / "step-000001", folder / f"step-{step}")
+    assert steps_in(copied) == [1, 2, 3, 4, 999_999, 1_000_000]
     checkpoint.discard_after(copied, 3)
     assert steps_in(copied) == [1, 2, 3] and not (copied / "after.jsonl").exists()
     assert len(list(folder.iterdir())) == 4 and (folder / "step-000002-good" / "state").exists()

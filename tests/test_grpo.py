@@ -50,8 +50,8 @@ def test_equal_rewards_and_missing_verdicts_get_no_advantage():
     for equal in (0.0, 1.0, 0.1):
         assert not group_advantages(torch.full((7,), equal), 7).any()
     nan = math.nan
-    ours = group_advantages(torch.tensor([1.0, 0, nan, nan, nan, nan, 0, nan, *[nan] * 4]), 4)
-    assert_close(ours[:2], torch.tensor([0.5, -0.5]) / math.sqrt(0.5), atol=1e-5, rtol=0)
+    ours = group_advantages(torch.tensor([1.0, 0, nan, nan, nan, nan, 0, nan, *[nan] * 4]), 4, 0.1)
+    assert_close(ours[:2], torch.tensor([0.5, -0.5]) / (math.sqrt(0.5) + 0.1), atol=1e-5, rtol=0)
     assert not ours[2:].any()
 
 

@@ -123,6 +123,7 @@ def test_no_opposing_set_means_weight_one():
     for verdicts in (torch.ones(3), torch.zeros(3)):
         weighed = shear_weights(hidden, mask, verdicts, **SPANS)
         assert torch.equal(weighed.omega, mask.float()) and weighed.closest is None
+        assert (torch.cat(algorithm_1(list(hidden), verdicts, torch.ones(3), **SPANS)) == 1).all()
     mask[1] = False  # the right one has no verdict
     assert torch.equal(shear_weights(hidden, mask, correct, **SPANS).omega, mask.float())
 
@@ -275,7 +276,7 @@ def test_zero_states_have_weight_zero_and_states_that_are_not_finite_are_refused
         (dict(window=4, stride=5), "stride must be between 1 and the window"),
         (dict(stride=0), "stride must be between 1 and the window"),
         (dict(eps_unit="Nbar"), "eps_unit must be"),
-        (dict(correct=torch.tensor([-1, 1])), "correct must be bool, or 0 and 1; it has -1"),
+        (dict(correct=torch.tensor([0.5, 1])), "correct must be bool, or 0 and 1; it has 0.5"),
     ],
 )
 def test_bad_options_are_named(options, message):

@@ -338,10 +338,7 @@ def run(untaught, tmp_path):
 
 
 def test_held_out_accuracy_is_that_of_known_verdicts(make_step, monkeypatch):
-    """Problems have one greedy response, and sampled means 2/3, 0 and none: 1/3 ± 1/3.
-
-    The error is clustered by problem.
-    """
+    """One greedy response each; sampled means 2/3, 0 and none: 1/3 ± 1/3, clustered by problem."""
     run = make_step("--heldout 4 --eval-groups 3 --rollouts-per-prompt 8").run
     run.context.task = replace(run.context.task, first_error=None)
     scores = [[1.0, 0.0, None, 1.0], [1, 1, 0, *[None] * 5, *[0] * 8, *[None] * 8]]
@@ -349,7 +346,7 @@ def test_held_out_accuracy_is_that_of_known_verdicts(make_step, monkeypatch):
 
     def verdicts(task, problems, rollouts):
         asked.append((problems, rollouts.mask.sum(1).tolist()))
-        return [Verdict(score, "known") for score in scores[len(asked) - 1]]
+        return [Verdict(score, "timeout" if asked[1:] else "?") for score in scores[len(asked) - 1]]
 
     monkeypatch.setattr(Task, "verdicts", verdicts)
     result = train.evaluate(run)
@@ -358,7 +355,7 @@ def test_held_out_accuracy_is_that_of_known_verdicts(make_step, monkeypatch):
     assert result["greedy"] == pytest.approx((2 / 3, 1 / 3, 3))
     assert result["sampled"] == pytest.approx((1 / 3, 1 / 3, 11))
     assert result["by_problem"] == pytest.approx([2 / 3, 0, math.nan], nan_ok=True)
-    assert result["length"] == statistics.median(asked[1][1])
+    assert result["length"] == statistics.median(asked[1][1]) and result["timeout"] == 1
 
 
 def test_a_rule_is_one_function(make_step, monkeypatch, assert_refused):
