@@ -220,14 +220,14 @@ def test_metrics_are_means_over_all_blocks_and_ranks():
     assert Batch.cat(parts, [{}, {}]).metrics == {"x": 2.0}
 
 
-def test_training_samples_as_the_run_was_loaded(make_step):
+def test_training_samples_as_the_run_was_loaded(make_step, qwen_folder, math_run):
     """Up to all stop tokens of the model's folder, and so many tokens at a time."""
     step = make_step()
-    step.run.stops = [5, 7]
+    step.run.stops = load.load_run(config_from(words_of(math_run, qwen_folder)), ALONE).stops
     with mock.patch("harness.run.rollout") as rollout:
         load.sample(step.run, step.problems, 2, 1.0)
     asked = rollout.call_args.kwargs
-    assert (asked["stops"], asked["batch_tokens"]) == ([5, 7], step.run.batch_tokens)
+    assert (len(asked["stops"]), asked["batch_tokens"]) == (2, step.run.batch_tokens)
 
 
 def test_a_filler_row_counts_for_nothing(make_step, monkeypatch):
