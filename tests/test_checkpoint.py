@@ -116,10 +116,9 @@ def test_what_a_run_has_left_after_its_checkpoint_goes(copied):
     """
     folder = copied / "checkpoints"
     (copied / "after.jsonl").write_text("{}")
-    shutil.copytree(folder / "step-000002", folder / "step-000002-good")
     shutil.copytree(folder / "step-000001" / "state", folder / "step-000007" / "state")
-    for step in (999_999, 1_000_000):  # by name the other way round
-        shutil.copytree(folder / "step-000001", folder / f"step-{step}")
+    for name in ("step-000002-good", "step-999999", "step-1000000"):  # by name in another order
+        shutil.copytree(folder / "step-000002", folder / name)
     assert steps_in(copied) == [1, 2, 3, 4, 999_999, 1_000_000]
     checkpoint.discard_after(copied, 3)
     assert steps_in(copied) == [1, 2, 3] and not (copied / "after.jsonl").exists()

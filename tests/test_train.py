@@ -220,14 +220,16 @@ def test_metrics_are_means_over_all_blocks_and_ranks():
     assert Batch.cat(parts, [{}, {}]).metrics == {"x": 2.0}
 
 
-def test_training_samples_as_the_run_was_loaded(make_step, qwen_folder, math_run):
-    """Up to all stop tokens of the model's folder, and so many tokens at a time."""
-    step = make_step()
-    step.run.stops = load.load_run(config_from(words_of(math_run, qwen_folder)), ALONE).stops
+def test_training_samples_as_the_run_was_loaded(qwen_folder, math_run, monkeypatch):
+    """Up to all stop tokens of its folder, so many at a time; functions of --use reach their users."""
+    own = dict(generate=len, shear={"cost": len})
+    monkeypatch.setattr(load, "use", lambda hooks, modules: vars(hooks).update(own))
+    loaded = load.load_run(config_from(words_of(math_run, qwen_folder)), ALONE)
     with mock.patch("harness.run.rollout") as rollout:
-        load.sample(step.run, step.problems, 2, 1.0)
+        load.sample(loaded, loaded.context.task.heldout, 2, 1.0)
     asked = rollout.call_args.kwargs
-    assert (len(asked["stops"]), asked["batch_tokens"]) == (2, step.run.batch_tokens)
+    assert (len(asked["stops"]), asked["batch_tokens"]) == (2, loaded.batch_tokens)
+    assert asked["generate"] == loaded.context.hooks["cost"] == len
 
 
 def test_a_filler_row_counts_for_nothing(make_step, monkeypatch):
@@ -430,8 +432,7 @@ def math_run(tmp_path) -> str:
 def test_a_model_that_never_fits_is_warned_of(qwen_folder, math_run, monkeypatch):
     """Sizes are predictions, so the run may try; an error of memory says what would take less."""
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "1000000")  # the ranks that share this machine
-    flags = words_of(f"--device cpu {math_run}{qwen_folder}")
-    notes = load.load_run(config_from(flags), ALONE).notes
+    notes = load.load_run(config_from(words_of("--device cpu", math_run, qwen_folder)), ALONE).notes
     assert [note for note in notes if note.startswith("WARNING: memory")]
 
 
