@@ -49,8 +49,7 @@ def test_equal_rewards_and_missing_verdicts_get_no_advantage():
     """Equal rewards give 0, also 0.1s, whose mean rounds; a NaN leaves mean and std."""
     for equal in (0.0, 1.0, 0.1):
         assert not group_advantages(torch.full((7,), equal), 7).any()
-    nan = math.nan
-    ours = group_advantages(torch.tensor([1.0, 0, nan, nan, nan, nan, 0, nan, *[nan] * 4]), 4, 0.1)
+    ours = group_advantages(torch.tensor([1.0, 0, *[math.nan] * 4, 0, *[math.nan] * 5]), 4, 0.1)
     assert_close(ours[:2], torch.tensor([0.5, -0.5]) / (math.sqrt(0.5) + 0.1), atol=1e-5, rtol=0)
     assert not ours[2:].any()
 

@@ -276,6 +276,7 @@ def test_zero_states_have_weight_zero_and_states_that_are_not_finite_are_refused
         (dict(window=4, stride=5), "stride must be between 1 and the window"),
         (dict(stride=0), "stride must be between 1 and the window"),
         (dict(eps_unit="Nbar"), "eps_unit must be"),
+        (dict(correct=torch.tensor([-1, 1])), "correct must be bool, or 0 and 1; it has -1"),
         (dict(correct=torch.tensor([0.5, 1])), "correct must be bool, or 0 and 1; it has 0.5"),
     ],
 )

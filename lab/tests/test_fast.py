@@ -8,8 +8,8 @@ from base import files
 from harness.run import Hooks, use
 from lab.fast import generate
 
-RUN_FLAGS = "--use builders.alternating --task embedded --toy-lines 1 --prompts-per-step 4 --rollouts-per-prompt 4 "
-RUN_FLAGS += "--prompts-per-update 2 --heldout 8 --eval-groups 4 --steps 2 --seed 1 --keep-samples"
+RUN_FLAGS = "--use builders.alternating --task embedded --toy-lines 1 --prompts-per-step 4 "
+RUN_FLAGS += "--rollouts-per-prompt 4 --prompts-per-update 2 --heldout 8 --eval-groups 4 --steps 2 --seed 1 --keep-samples"
 
 
 def test_a_run_has_the_plain_run_s_numbers(untaught, tmp_path, monkeypatch):
